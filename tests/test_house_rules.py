@@ -1,6 +1,7 @@
 """The rules of the house that a machine can hold; STYLE and design.md say why."""
 
 import ast
+import collections
 import graphlib
 import inspect
 import json
@@ -352,6 +353,23 @@ def test_private_names_are_not_imported():
 def test_no_module_is_named_like_one_of_the_standard_library():
     names = {module.rpartition(".")[2] for module in sources.module_names()}
     fails(names & sys.stdlib_module_names)
+
+
+# Names that the API of another library gives to two classes; and a layer that adds the
+# scale of PEFT to the one of the same name.
+NAMED_TWICE = {"LoRALinear", "Module", "Object", "Scope", "TrainState"}
+
+
+def test_no_two_classes_and_no_two_files_have_the_same_name():
+    classes = collections.Counter(
+        node.name.lstrip("_")
+        for source in sources.package()
+        for node in source.tree.body
+        if isinstance(node, ast.ClassDef)
+    )
+    files = collections.Counter(source.path.name for source in sources.package())
+    repeated = {name for name, n in [*classes.items(), *files.items()] if n > 1}
+    fails(repeated - NAMED_TWICE - {"__init__.py", "__main__.py"})
 
 
 def test_flax_is_imported_by_one_file_only():

@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
@@ -96,110 +96,26 @@ def references(obj: Any) -> int:
 _count: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: sys.maxsize)
 
 
-class _CallRecords(threading.local):
-    """The innermost record of this thread, or ``None``."""
-
-    codes: set[CodeType] | None = None
-
-
-_records = _CallRecords()
-
-
-class _Profiling:
-    """Records calls as a profiler, of which a thread has one at a time."""
-
-    def start(self) -> bool:
-        """Begins to record the calls of this thread, if that is possible."""
-        if sys.getprofile() is not None:
-            return False
-        sys.setprofile(self._note)
-        return True
-
-    def restart(self) -> None:
-        """Begins a record, perhaps within another one."""
-
-    def stop(self) -> None:
-        """Ends what `start` began."""
-        sys.setprofile(None)
-
-    def _note(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and _records.codes is not None:
-            _records.codes.add(frame.f_code)
-
-
-_monitoring: Any = getattr(sys, "monitoring", None)
-
-
-class _Monitoring:
-    """Records calls with ``sys.monitoring``, which Python has from 3.12 on.
-
-    Of each function only the first call is seen, which takes a fifth of the time.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._tool = 0
-
-    def start(self) -> bool:
-        with self._lock:
-            if not self._threads:
-                # The others belong to debuggers, coverage, profilers and optimizers.
-                free = [i for i in (3, 4) if _monitoring.get_tool(i) is None]
-                if not free:
-                    return False
-                self._tool, starts = free[0], _monitoring.events.PY_START
-                _monitoring.use_tool_id(self._tool, __name__)
-                _monitoring.register_callback(self._tool, starts, self._note)
-                _monitoring.set_events(self._tool, starts)
-            self._threads += 1
-        return True
-
-    def restart(self) -> None:
-        _monitoring.restart_events()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._threads -= 1
-            if not self._threads:
-                _monitoring.set_events(self._tool, 0)
-                _monitoring.free_tool_id(self._tool)
-
-    def _note(self, code: CodeType, _: int) -> Any:
-        if _records.codes is None:  # of a thread that records nothing
-            return None
-        _records.codes.add(code)
-        return _monitoring.DISABLE if self._threads == 1 else None
-
-
-_recorder = _Profiling() if _monitoring is None else _Monitoring()
-
-
-def recorded(function: Callable[[], Any]) -> tuple[Any, set[CodeType] | None]:
+def recorded(function: Callable[[], Any]) -> tuple[Any, dict[int, CodeType] | None]:
     """Calls a function; returns its output, and the code of all functions that ran.
 
     It serves compiled calls of layers, which must see when one of these is replaced.
-    There is no record, but ``None``, where other tools leave no way to make one.
+    Codes are listed by their identity: their hash goes through all that is in them.
+    There is no record, but ``None``, beside another profiler.
     """
-    outer = _records.codes
-    if outer is None and not _recorder.start():
+    if sys.getprofile() is not None:
         return function(), None
-    _records.codes = codes = set[CodeType]()
-    _recorder.restart()
+    codes: dict[int, CodeType] = {}
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            codes[id(frame.f_code)] = frame.f_code
+
+    sys.setprofile(note)
     try:
         return function(), codes
     finally:
-        _records.codes = outer
-        if outer is None:
-            _recorder.stop()
-        else:
-            outer |= codes
-
-
-def record_all(codes: Iterable[CodeType]) -> None:
-    """Counts functions as run in what `recorded` calls: an earlier result is used."""
-    if _records.codes is not None:
-        _records.codes.update(codes)
+        sys.setprofile(None)
 
 
 def contents_of(function: FunctionType) -> list[Any]:

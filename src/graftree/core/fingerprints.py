@@ -398,7 +398,7 @@ _CONTENTS: dict[Form, Callable[[Any], Any]] = {
     _PLAIN: lambda x: Itself(x) if type(x).__hash__ is None else x,
     _SIGN: _sign,
     _BYTES: np.generic.tobytes,
-    _ARRAY: lambda x: _Array(x),
+    _ARRAY: lambda x: _WeakArray(x),
 }
 
 # The tokens of a value itself, and the values in it.
@@ -452,7 +452,7 @@ def _of_buffer(x: np.ndarray[Any, Any]) -> _TokensAndMembers:
     return [type(x), x.shape, x.dtype, x.tobytes()], ()
 
 
-class _Array:
+class _WeakArray:
     """Stands for an array of JAX, and keeps it as little alive as it keeps a tracer."""
 
     __slots__ = ("_weak",)
@@ -461,7 +461,7 @@ class _Array:
         self._weak = weakref.ref(array)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Array):
+        if not isinstance(other, _WeakArray):
             return NotImplemented
         mine, theirs = self._weak(), other._weak()
         if mine is None or theirs is None:
@@ -469,7 +469,7 @@ class _Array:
         return same_value(mine, theirs)
 
     def __hash__(self) -> int:
-        return hash(_Array)
+        return hash(_WeakArray)
 
 
 def _of_hash(x: Any) -> _TokensAndMembers:

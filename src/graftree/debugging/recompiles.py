@@ -39,7 +39,7 @@ from graftree.core.modules.containers import List
 from graftree.core.text import descriptions
 from graftree.debugging import traces
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.lifting import arguments, decorators, signatures
+from graftree.transforms.lifting import argument_trees, decorators, signatures
 
 # How much of a table is printed: the latest traces, some rows of each.
 _MOST_TRACES, _MOST_ROWS = 6, 5
@@ -424,7 +424,7 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
 
 def _word_of_value(value: Any) -> str:
     match value:
-        case traces.Placed(sharding=sharding, is_committed=is_committed):
+        case traces.Placement(sharding=sharding, is_committed=is_committed):
             text = _word_of_sharding(sharding)
             return text if is_committed else f"{text}, uncommitted"
         case jax.sharding.NamedSharding():
@@ -523,7 +523,7 @@ def _of_arguments(
 ) -> Facts:
     """Lists the facts about arguments and the arrays in their leaves."""
     marks = [np.asarray(position) for position in range(len(array_facts))]
-    tree, _ = arguments.unpack(signature, marks, flattening.IndexMap())
+    tree, _ = argument_trees.unpack(signature, marks, flattening.IndexMap())
     args, kwargs, *third = tree
     name, keys_of_arguments = signature.name_of_argument, signature.positions()
     starts = [*map(name, keys_of_arguments), *signature.labels.functions]
@@ -556,7 +556,7 @@ def _of_arguments(
 
 def aspects(x: Any) -> dict[str, Any]:
     """Lists what JAX compares in the type or placement of an array or ref."""
-    if isinstance(x, traces.Placed):
+    if isinstance(x, traces.Placement):
         return {"sharding": x}
     aval = getattr(x, "inner_aval", x)
     attributes = {word: getattr(aval, name, None) for name, word in _ASPECTS.items()}

@@ -32,7 +32,7 @@ LIMIT, PLACEMENTS = 16, 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class Placement:
     """Where an array is.
 
     Attributes:
@@ -49,7 +49,7 @@ class ArrayFact(NamedTuple):
 
     Attributes:
         path: Where it is in the value.
-        fact: JAX's type of it; or a `Placed`, ``None`` if it is not an array of JAX.
+        fact: JAX's type of it; or a `Placement`, ``None`` if it is not an array of JAX.
     """
 
     path: tuple[Any, ...]
@@ -174,8 +174,8 @@ class Traces(Rebuilt):
                 return
 
 
-def _placed(x: Any) -> Placed | None:
-    return Placed(x.sharding, x.committed) if isinstance(x, jax.Array) else None
+def _placed(x: Any) -> Placement | None:
+    return Placement(x.sharding, x.committed) if isinstance(x, jax.Array) else None
 
 
 def _differ_otherwise(one: Trace, other: Trace) -> bool:

@@ -174,7 +174,7 @@ class _Sequences(NamedTuple):
         return _Sequences(tokens, lengths, scores), index
 
 
-class _Search(NamedTuple):
+class _SearchState(NamedTuple):
     """What is found so far."""
 
     step: jax.Array  # tokens of the beams
@@ -195,15 +195,15 @@ def _generate(
     cache = _repeated(cache, axes, beams)
     task = dataclasses.replace(task.repeated(beams), inputs=None)
 
-    def continued(search: _Search, logits: jax.Array, processors: Any) -> Any:
+    def continued(search: _SearchState, logits: jax.Array, processors: Any) -> Any:
         log_probs = _log_probs(task, search, logits, processors)
         return _continued(task, settings, length_penalty, search, log_probs)
 
-    def is_unfinished(carry: tuple[_Search, Any, Any, Any]) -> jax.Array:
+    def is_unfinished(carry: tuple[_SearchState, Any, Any, Any]) -> jax.Array:
         search, *_ = carry
         return (search.step < task.count) & ~search.is_done.all()
 
-    def advance(carry: tuple[_Search, Any, Any, Any]) -> Any:
+    def advance(carry: tuple[_SearchState, Any, Any, Any]) -> Any:
         search, cache, model, processors = carry
         token = search.beams.tokens[..., search.step - 1].reshape(-1)[:, None]
         at = (task.lengths + search.step - 1)[:, None]
@@ -217,7 +217,7 @@ def _generate(
     none, is_done = beside((none, jnp.zeros(batch, bool)))
     # The beams of a prompt are the same as yet: all go on from the first.
     first = none._replace(scores=none.scores.at[:, 0].set(0))
-    search = _Search(jnp.int32(0), first, none, is_done)
+    search = _SearchState(jnp.int32(0), first, none, is_done)
     logits = tasks.repeat(logits, beams)
     search, _ = continued(search, logits, task.processors)
     carry = search, cache, model, task.processors
@@ -228,7 +228,7 @@ def _generate(
 
 
 def _log_probs(
-    task: Task, search: _Search, logits: jax.Array, processors: Any
+    task: Task, search: _SearchState, logits: jax.Array, processors: Any
 ) -> jax.Array:
     """Computes what each token adds to the score of each beam."""
     log_probs = jax.nn.log_softmax(sampling.wide(logits))
@@ -244,9 +244,9 @@ def _continued(
     task: Task,
     settings: _Settings,
     length_penalty: Any,
-    search: _Search,
+    search: _SearchState,
     log_probs: jax.Array,
-) -> tuple[_Search, jax.Array]:
+) -> tuple[_SearchState, jax.Array]:
     """Adds a token to each beam; returns also which beam each one continues."""
     step, beams, ended, is_done = search
     length, dtype = step + 1, beams.scores.dtype
@@ -276,11 +276,11 @@ def _continued(
     is_done = is_done | ~(reachable > worst)
     if settings.early_stopping is True:
         is_done = is_done | (worst > -jnp.inf)
-    return _Search(step + 1, beams, ended, is_done), parents
+    return _SearchState(step + 1, beams, ended, is_done), parents
 
 
 def _candidates(
-    task: Task, search: _Search, log_probs: jax.Array
+    task: Task, search: _SearchState, log_probs: jax.Array
 ) -> tuple[_Sequences, jax.Array]:
     """Takes the best continuations: enough for all beams to go on if any token ends."""
     batch, beams, vocabulary = log_probs.shape

@@ -136,7 +136,7 @@ def _check_ropes(model: Any) -> None:
             raise ValueError(errors.message(problem, where=where, way_out=way_out))
 
 
-class _Progress(NamedTuple):
+class _DraftProgress(NamedTuple):
     """What is decoded so far, of ``count`` tokens for each row."""
 
     round: jax.Array
@@ -158,7 +158,7 @@ def _generate(
     zeros = jnp.zeros(task.tokens.shape[0], jnp.int32)
     tokens = jnp.zeros((zeros.shape[0], task.count), jnp.int32)
     zeros, tokens = task.beside((zeros, tokens))
-    progress = _Progress(jnp.int32(0), zeros, tokens, zeros, zeros == 0)
+    progress = _DraftProgress(jnp.int32(0), zeros, tokens, zeros, zeros == 0)
     first = task.sampler(logits, jax.random.fold_in(task.key, 0))
     progress = _added(task, progress, first[:, None], zeros + 1)
     carry = progress, model, draft, cache, draft_cache
@@ -184,7 +184,12 @@ def _generate(
 
 
 def _drafted(
-    task: Task, draft: Any, cache: Any, progress: _Progress, count: int, key: jax.Array
+    task: Task,
+    draft: Any,
+    cache: Any,
+    progress: _DraftProgress,
+    count: int,
+    key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Drafts tokens, ``[batch, count]``; returns also the logits they are from."""
     token, tokens, logits = progress.token, [], []
@@ -237,8 +242,8 @@ def _checked(
 
 
 def _added(
-    task: Task, progress: _Progress, new: jax.Array, counts: jax.Array
-) -> _Progress:
+    task: Task, progress: _DraftProgress, new: jax.Array, counts: jax.Array
+) -> _DraftProgress:
     """Adds so many of the new tokens to each row, up to the first stop."""
     places = jnp.arange(task.count)[None]
     number, token, tokens, total, is_running = progress
@@ -252,7 +257,7 @@ def _added(
             total == task.count
         )
         is_running = is_running & ~(is_new & is_end)
-    return _Progress(number + 1, token, tokens, total, is_running)
+    return _DraftProgress(number + 1, token, tokens, total, is_running)
 
 
 def _check_forgetful(cache: Any, before: dict[Any, Any]) -> None:

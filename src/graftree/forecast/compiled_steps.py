@@ -16,7 +16,7 @@ from graftree import _jax, _python
 from graftree.forecast import costs, placed_arguments, progress, scopes, undivided
 from graftree.forecast.forecasts import Activation, Forecast, Memory
 from graftree.forecast.hlo import Program
-from graftree.forecast.placed_arguments import Placed
+from graftree.forecast.placed_arguments import PlacedArguments
 from graftree.forecast.targets import Target
 from graftree.sharding.placement import PlacedArray
 from graftree.transforms.compiled import jit
@@ -93,7 +93,7 @@ _OUT_OF_MEMORY = re.compile(
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-class _Compiled(NamedTuple):
+class _CompiledStep(NamedTuple):
     """What a compiler says.
 
     Attributes:
@@ -112,7 +112,7 @@ class _Compiled(NamedTuple):
     total: int | None = None
 
 
-def _compile(traced: Any, target: Target) -> _Compiled:
+def _compile(traced: Any, target: Target) -> _CompiledStep:
     """Compiles a traced function for the devices of its arguments.
 
     Raises:
@@ -129,14 +129,14 @@ def _compile(traced: Any, target: Target) -> _Compiled:
     except Exception as error:
         if match := _OUT_OF_MEMORY.search(str(error)):
             total = int(float(match["used"]) * _UNITS[match["unit"]])
-            return _Compiled(lowered, None, 0, 0, total)
+            return _CompiledStep(lowered, None, 0, 0, total)
         name = _name_of_lowering(traced) if lowered is None else _name_in_text(error)
         error.add_note(_note(name, target))
         raise
     stats = compiled.memory_analysis()
     outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
     program, temporaries = Program(compiled.as_text()), stats.temp_size_in_bytes
-    return _Compiled(lowered, program, outputs, temporaries)
+    return _CompiledStep(lowered, program, outputs, temporaries)
 
 
 def _note(name: str, target: Target) -> str:
@@ -176,7 +176,7 @@ def _name_of_lowering(traced: Any) -> str:
     return "/".join([*filter(None, names), primitive])
 
 
-def _memory(placed: Placed, compiled: _Compiled) -> Memory:
+def _memory(placed: PlacedArguments, compiled: _CompiledStep) -> Memory:
     """Adds up what a device holds of the arguments, and what the compiler adds."""
     sizes = collections.Counter[str]()
     for row, role in placed.arrays:
@@ -195,7 +195,7 @@ def _memory(placed: Placed, compiled: _Compiled) -> Memory:
     )
 
 
-def _undivided(placed: Placed) -> list[PlacedArray]:
+def _undivided(placed: PlacedArguments) -> list[PlacedArray]:
     """Lists the arrays that each device holds whole, largest first."""
     if placed.mesh is None or placed.mesh.size == 1:
         return []
@@ -204,7 +204,9 @@ def _undivided(placed: Placed) -> list[PlacedArray]:
     return sorted(whole, key=lambda row: -row.num_bytes)
 
 
-def _activations(placed: Placed, compiled: _Compiled) -> list[Activation] | None:
+def _activations(
+    placed: PlacedArguments, compiled: _CompiledStep
+) -> list[Activation] | None:
     """Lists the large arrays that each device makes whole, largest first."""
     if compiled.program is None:
         return None

@@ -266,7 +266,7 @@ def costs_of(program: Program, target: Target, mesh: Any) -> Costs:
         target: What it is compiled for.
         mesh: Its devices; ``None`` for one.
     """
-    sums = _Sums(program, target, mesh)
+    sums = _CostSums(program, target, mesh)
     for computation, count in program.runs():
         sums.add(computation, count)
     return Costs(
@@ -278,7 +278,7 @@ def costs_of(program: Program, target: Target, mesh: Any) -> Costs:
     )
 
 
-class _Sums:
+class _CostSums:
     """Sums over the computations of a program; the arguments are those of `costs_of`.
 
     Attributes:

@@ -36,7 +36,7 @@ class Argument(NamedTuple):
     role: str
 
 
-class Placed(NamedTuple):
+class PlacedArguments(NamedTuple):
     """Arguments on a target.
 
     Attributes:
@@ -59,7 +59,7 @@ def place(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     target: Target | None,
-) -> Placed:
+) -> PlacedArguments:
     """Makes arguments abstract, and finds the devices that are meant.
 
     Raises:
@@ -74,7 +74,7 @@ def place(
         role = OPTIMIZER if isinstance(leaf, OptState) else OTHERS
         role = PARAMETERS if isinstance(leaf, Param) else role
         arrays.setdefault(id(array), Argument(placed_array(path, array), role))
-    return Placed(args, dict(kwargs), [*arrays.values()], target, mesh)
+    return PlacedArguments(args, dict(kwargs), [*arrays.values()], target, mesh)
 
 
 def _names(

@@ -380,7 +380,7 @@ def _structure(objects: Mapping[int, Any]) -> _Structure:
             identities[*root, *path] = differences.ByIdentity(obj)
             if isinstance(obj, Variable):
                 treedef = jax.tree.structure(obj.get_raw_value())
-                facts[*root, *path, "value"] = differences.Form(treedef)
+                facts[*root, *path, "value"] = differences.TreeForm(treedef)
     return facts, identities
 
 

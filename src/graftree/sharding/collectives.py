@@ -82,7 +82,7 @@ def gathered(
     meeting = _Meeting(name, topic, members)
     try:
         value = act()
-        report = json.dumps(_Report(name, value))
+        report = json.dumps(_Posted(name, value))
     except BaseException as error:
         meeting.fail(error)
         raise
@@ -147,7 +147,7 @@ class Barriers:
 # ---------------------------------------------------------------- one collective
 
 
-class _Report(NamedTuple):
+class _Posted(NamedTuple):
     """What a process posts, as JSON.
 
     Attributes:
@@ -201,7 +201,7 @@ class _Meeting:
         error_type = type(error)
         fields = error_type.__module__, error_type.__qualname__, str(error)
         is_cause = not _is_of_another(error)
-        report = json.dumps(_Report(self._name, error=fields, is_cause=is_cause))
+        report = json.dumps(_Posted(self._name, error=fields, is_cause=is_cause))
         if self._store is None:
             _through_devices(report)
             return
@@ -219,7 +219,7 @@ class _Meeting:
         lines = []
         for member in self._members:
             text = store.look(f"{self._folder}/{member}")
-            report = _Report(*json.loads(text)) if text else None
+            report = _Posted(*json.loads(text)) if text else None
             is_other = member != self._index
             if is_other and report and report.error and report.is_cause:
                 _, error_type, text = report.error
@@ -233,7 +233,7 @@ class _Meeting:
         except BaseException as error:
             self.fail(error)
             raise
-        self.values(json.dumps(_Report(self._name)))
+        self.values(json.dumps(_Posted(self._name)))
 
     def values(self, report: str) -> list[Any]:
         """Posts a report; returns the values of all members."""
@@ -250,7 +250,7 @@ class _Meeting:
                     "it printed."
                 ) from error
         reports = [
-            None if text is None else _Report(*json.loads(text)) for text in texts
+            None if text is None else _Posted(*json.loads(text)) for text in texts
         ]
         self._check(reports)
         return [None if x is None else x.value for x in reports]
@@ -276,7 +276,7 @@ class _Meeting:
         first = self._members[0]
         if self._index != first:
             store.post(f"{self._folder}/{self._index}", report)
-        elif _Report(*json.loads(report)).error:
+        elif _Posted(*json.loads(report)).error:
             # It collects nothing: its error is the answer.
             nobody = [None] * (len(self._members) - 1)
             store.post(f"{self._folder}/all", json.dumps([report, *nobody]))
@@ -300,7 +300,7 @@ class _Meeting:
             self._log_wait(member)
 
     def _absence(self, member: int, entry: str, why: str) -> str:
-        report = json.dumps(_Report(self._name, None, ("", "", why), False))
+        report = json.dumps(_Posted(self._name, None, ("", "", why), False))
         if entry != "all":
             return report
         texts: list[str | None] = [None] * len(self._members)
@@ -318,7 +318,7 @@ class _Meeting:
                 member,
             )
 
-    def _check(self, reports: Sequence[_Report | None]) -> None:
+    def _check(self, reports: Sequence[_Posted | None]) -> None:
         """Raises unless all members have done their part of the same call."""
         pairs = [
             (member, report)

@@ -30,7 +30,7 @@ from graftree.surgery import (
     selections,
 )
 from graftree.surgery.lora_layers import LowRank
-from graftree.surgery.lora_targets import Factors, Target
+from graftree.surgery.lora_targets import Factors, LoRATarget
 
 
 def add_lora(
@@ -145,7 +145,7 @@ def add_lora(
 
 
 def _check_magnitudes(
-    targets: Sequence[Target], changes: Sequence[LowRank], call: str
+    targets: Sequence[LoRATarget], changes: Sequence[LowRank], call: str
 ) -> None:
     """Raises if a column has no length, and so no direction; ignores tracers."""
 
@@ -165,7 +165,7 @@ def _check_magnitudes(
     )
 
 
-def _param_dtype(target: Target) -> Dtype:
+def _param_dtype(target: LoRATarget) -> Dtype:
     """Returns the dtype in which a layer stores its Params."""
     if target.name is None:
         return target.layer.param_dtype
@@ -249,7 +249,7 @@ def remove_lora(model: Any, where: Any = ...) -> list[Path]:
     return [target.own_path for target in targets]
 
 
-def _adapted(model: Any, selection: Any, call: str) -> list[Target]:
+def _adapted(model: Any, selection: Any, call: str) -> list[LoRATarget]:
     """Finds what has LoRA in the selected parts of a model."""
     selections.check_model(model, call)
     items = selections.within(model, selection, call)
@@ -274,7 +274,7 @@ def _adapted(model: Any, selection: Any, call: str) -> list[Target]:
     return targets
 
 
-def _check_mergeable(model: Any, targets: Sequence[Target], call: str) -> None:
+def _check_mergeable(model: Any, targets: Sequence[LoRATarget], call: str) -> None:
     """Raises unless all adaptations can be merged."""
     paths_by_id = selections.paths_by_id(model)
     wrapped = selections.ids_overwritten(model)
@@ -288,7 +288,7 @@ def _check_mergeable(model: Any, targets: Sequence[Target], call: str) -> None:
 
 
 def _reason_to_keep(
-    target: Target, paths_by_id: Mapping[int, list[Path]], wrapped: Container[int]
+    target: LoRATarget, paths_by_id: Mapping[int, list[Path]], wrapped: Container[int]
 ) -> str | None:
     """Says why an adaptation can't be merged, if it can't."""
     kernel = target.kernel
@@ -311,10 +311,12 @@ def _reason_to_keep(
     return None
 
 
-def _check_finite(targets: Sequence[Target], merged: Sequence[Any], call: str) -> None:
+def _check_finite(
+    targets: Sequence[LoRATarget], merged: Sequence[Any], call: str
+) -> None:
     """Raises if a finite kernel would no longer be finite; ignores tracers."""
 
-    def reason_against(pair: tuple[Target, Any]) -> str | None:
+    def reason_against(pair: tuple[LoRATarget, Any]) -> str | None:
         target, new = pair
         if isinstance(new, _jax.Tracer):
             return None
@@ -334,7 +336,7 @@ def _check_finite(targets: Sequence[Target], merged: Sequence[Any], call: str) -
     )
 
 
-def _merged(target: Target) -> jax.Array:
+def _merged(target: LoRATarget) -> jax.Array:
     """Adds the adaptation to a kernel; its dtype and sharding stay."""
     kernel = jnp.asarray(target.kernel[...])
     # JAX promotes no float8.

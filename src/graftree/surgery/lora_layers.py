@@ -51,7 +51,7 @@ class LowRank(lora.LoRA):
     """Low-rank part of a layer: two Variables and a scale.
 
     Args:
-        target: The `Target` that is adapted.
+        target: The `LoRATarget` that is adapted.
         lora_a: The Variable that meets the inputs.
         lora_b: The Variable that gives the outputs.
         alpha: The scale times the rank.

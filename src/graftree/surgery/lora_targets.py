@@ -29,7 +29,7 @@ from graftree.nn.dropout import Dropout
 from graftree.surgery import lora_layers, selections, stacks
 
 
-class Target(NamedTuple):
+class LoRATarget(NamedTuple):
     """What an adaptation changes.
 
     Attributes:
@@ -106,16 +106,16 @@ class Target(NamedTuple):
         own_params.update(self.layer)
 
 
-def adapted_in(item: selections.ModelPart) -> list[Target]:
+def adapted_in(item: selections.ModelPart) -> list[LoRATarget]:
     """Lists what is adapted in a module itself, by `add_lora` or as a `LoRALinear`."""
     if type(item.value) in lora_layers.PLAIN:
-        return [Target(*item)]
+        return [LoRATarget(*item)]
     is_module = isinstance(item.value, Module)
     names = own_params.adaptations_of(item.value) if is_module else ()
-    return [Target(*item, name) for name in names]
+    return [LoRATarget(*item, name) for name in names]
 
 
-def select(model: Any, selection: Any, call: str) -> list[Target]:
+def select(model: Any, selection: Any, call: str) -> list[LoRATarget]:
     """Finds the layers that are selected, or else the Params, as targets.
 
     A Param that is the kernel of a layer that can be adapted stands for the layer.
@@ -132,7 +132,7 @@ def select(model: Any, selection: Any, call: str) -> list[Target]:
     targets = []
     for path, x in items:
         if not isinstance(x, Variable):
-            targets.append(Target(path, x))
+            targets.append(LoRATarget(path, x))
             continue
         above = [modules[path[:end]] for end in range(len(path))]
         depth = sum(
@@ -145,7 +145,7 @@ def select(model: Any, selection: Any, call: str) -> list[Target]:
 
 def of_param(
     path: Path, layer: Any, param: Any, depth: int, wrapped: Container[int] = ()
-) -> Target:
+) -> LoRATarget:
     """Returns the target that a Param is: its layer, if that has a way for its kernel.
 
     Args:
@@ -155,15 +155,15 @@ def of_param(
         depth: How many leading axes are those of Stacks.
         wrapped: The ids of layers whose weights others overwrite.
     """
-    target = Target(path[:-1], layer)
+    target = LoRATarget(path[:-1], layer)
     if target.is_known and target.kernel is param:
         is_adapted = type(layer) in lora_layers.PLAIN
         if is_adapted or _reason_against(target, wrapped) is None:
             return target
-    return Target(path[:-1], layer, path[-1], depth)
+    return LoRATarget(path[:-1], layer, path[-1], depth)
 
 
-def _reason_against(target: Target, wrapped: Container[int]) -> str | None:
+def _reason_against(target: LoRATarget, wrapped: Container[int]) -> str | None:
     """Says why something can't be adapted, if it can't."""
     if target.name is not None:
         return _reason_against_own(target, wrapped)
@@ -214,7 +214,7 @@ def _reason_against_equation(layer: linear.Einsum) -> str | None:
     return None
 
 
-def _reason_against_own(target: Target, wrapped: Container[int]) -> str | None:
+def _reason_against_own(target: LoRATarget, wrapped: Container[int]) -> str | None:
     layer, name = target.layer, target.name
     if name not in own_params.names_in(layer):
         return f"it is in a {type(layer).__name__}, not an attribute of a module"
@@ -238,7 +238,7 @@ def _reason_against_own(target: Target, wrapped: Container[int]) -> str | None:
 
 
 def check(
-    model: Any, targets: Sequence[Target], call: str, *, dropout: float = 0.0
+    model: Any, targets: Sequence[LoRATarget], call: str, *, dropout: float = 0.0
 ) -> None:
     """Raises a ValueError unless all that is selected can be adapted."""
     own = [target for target in targets if target.name is not None]
@@ -263,7 +263,7 @@ def check(
     )
 
 
-def check_owned(targets: Sequence[Target]) -> None:
+def check_owned(targets: Sequence[LoRATarget]) -> None:
     """Raises unless the current trace may change all of the layers."""
     for target in targets:
         bookkeeping.check_owned(target.layer, paths.dotted(target.path))
@@ -285,7 +285,7 @@ class Factors:
         kind: Their class.
     """
 
-    def __init__(self, target: Target, rank: int, dtype: Dtype, kind: Any) -> None:
+    def __init__(self, target: LoRATarget, rank: int, dtype: Dtype, kind: Any) -> None:
         self._kernel = target.kernel
         self._dtype = dtype
         self._kind = kind

@@ -18,7 +18,7 @@ from graftree.core import paths
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import A
 from graftree.surgery import frozen_variables, lora_targets, selections
-from graftree.surgery.lora_targets import Target
+from graftree.surgery.lora_targets import LoRATarget
 
 
 class Quantized(frozen_variables.Frozen[A]):
@@ -143,13 +143,13 @@ def dequantize(model: Any, where: Any = ...) -> list[Path]:
     return [path for path, _ in items]
 
 
-def _kernel_path(target: Target) -> Path:
+def _kernel_path(target: LoRATarget) -> Path:
     if target.name is not None:
         return target.own_path
     return (*target.path, target.adaptable.kernel)
 
 
-def _reason_against(target: Target, tile_size: int | None) -> str | None:
+def _reason_against(target: LoRATarget, tile_size: int | None) -> str | None:
     kernel = target.kernel
     raw = kernel.get_raw_value()
     if isinstance(kernel, Quantized):
@@ -167,7 +167,7 @@ def _reason_against(target: Target, tile_size: int | None) -> str | None:
     return None
 
 
-def _quantized(qwix: Any, target: Target, qtype: Any, tile_size: int | None) -> Any:
+def _quantized(qwix: Any, target: LoRATarget, qtype: Any, tile_size: int | None) -> Any:
     """Rounds a kernel, with scales for each output, batch axis and tile of inputs."""
     kernel, axes = target.kernel.get_value(), target.axes
     order: Sequence[int] = axes.grouped(range(kernel.ndim))

@@ -311,7 +311,7 @@ def both_sides(
     @decorators.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _map(
-            lambda x: x.value if isinstance(x, _Constant) else x, args, kwargs
+            lambda x: x.value if isinstance(x, _HiddenArgument) else x, args, kwargs
         )
         leaves = jax.tree.leaves(f(*args, **kwargs), is_leaf=nodes.is_graph_node)
         return [x for x in leaves if _is_data(x)]
@@ -322,25 +322,27 @@ def both_sides(
         keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
     )
-    args, kwargs = _map(lambda x: x if _is_data(x) else _Constant(x), args, kwargs)
+    args, kwargs = _map(
+        lambda x: x if _is_data(x) else _HiddenArgument(x), args, kwargs
+    )
     return Call(run, spec, args, kwargs), interior(run, spec)
 
 
-class _Constant:
+class _HiddenArgument:
     """An argument that JAX doesn't see."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-jax.tree_util.register_static(_Constant)
+jax.tree_util.register_static(_HiddenArgument)
 
 
 def _map(change: Callable[[Any], Any], *trees: Any) -> Any:
     return jax.tree.map(
         change,
         trees,
-        is_leaf=lambda x: nodes.is_graph_node(x) or isinstance(x, _Constant),
+        is_leaf=lambda x: nodes.is_graph_node(x) or isinstance(x, _HiddenArgument),
     )
 
 

@@ -17,7 +17,7 @@ from graftree.core.variables import values
 from graftree.nn import compute_dtypes, linear, own_params
 from graftree.sharding import process_arrays
 from graftree.surgery import lora_layers, lora_targets, selections
-from graftree.surgery.lora_targets import Target
+from graftree.surgery.lora_targets import LoRATarget
 from graftree.weights import tables
 from graftree.weights.layouts import PART, Axis, Layout, Shape, Solved, Unit
 from graftree.weights.stored_tensors import usage_error
@@ -60,7 +60,7 @@ class AdaptableLayer(NamedTuple):
         is_doubtful: Whether nothing says which of its axes meets inputs.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[LoRATarget, ...]
     weight: Tensor
     layouts: tuple[Layout, Layout, Layout | None]
     attributes: tuple[str, str, str] = ("lora_a", "lora_b", "magnitude")
@@ -68,7 +68,7 @@ class AdaptableLayer(NamedTuple):
     is_doubtful: bool = False
 
     @property
-    def target(self) -> Target:
+    def target(self) -> LoRATarget:
         """The first one."""
         return self.targets[0]
 
@@ -97,7 +97,7 @@ class AdaptableLayer(NamedTuple):
             shapes.append(by_name[attribute])
         return shapes
 
-    def with_own(self, attribute: str) -> tuple[Target, ...]:
+    def with_own(self, attribute: str) -> tuple[LoRATarget, ...]:
         """The targets whose arrays one tensor of PEFT has; the first, if all share."""
         return self.targets[:1] if attribute == self.attributes[0] else self.targets
 
@@ -140,7 +140,7 @@ def layers_of(model: Any, tensors: Sequence[Tensor]) -> dict[str, AdaptableLayer
     return layers
 
 
-def _targets_of(tensor: Tensor, modules: Mapping[Path, Any]) -> tuple[Target, ...]:
+def _targets_of(tensor: Tensor, modules: Mapping[Path, Any]) -> tuple[LoRATarget, ...]:
     """Returns the targets that have the arrays of a tensor; none unless all can be."""
     targets = []
     for array in tensor.arrays:
@@ -156,7 +156,9 @@ def _targets_of(tensor: Tensor, modules: Mapping[Path, Any]) -> tuple[Target, ..
     return tuple(targets) if len(of_layers) == 1 else ()
 
 
-def _known_layer(targets: tuple[Target, ...], tensor: Tensor) -> AdaptableLayer | None:
+def _known_layer(
+    targets: tuple[LoRATarget, ...], tensor: Tensor
+) -> AdaptableLayer | None:
     """Describes a known layer; ``None`` if its weight has no axis of just outputs."""
     weight, axes = tensor.solved, targets[0].axes
     if len({(*map(len, x.axes[:3]), x.axes.order) for x in targets}) > 1:
@@ -184,7 +186,9 @@ def _known_layer(targets: tuple[Target, ...], tensor: Tensor) -> AdaptableLayer 
     return AdaptableLayer(targets, tensor, layouts)
 
 
-def _own_param(targets: tuple[Target, ...], tensor: Tensor) -> AdaptableLayer | None:
+def _own_param(
+    targets: tuple[LoRATarget, ...], tensor: Tensor
+) -> AdaptableLayer | None:
     """Describes a parameter of a module; ``None`` if PEFT has no factors of this form.
 
     Factor A meets the last axis of a matrix in the file. Of an array of matrices, a
@@ -279,7 +283,7 @@ def factors_of(layer: AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
     ]
 
 
-def _together(layer: AdaptableLayer, attribute: str) -> list[tuple[Target, ...]]:
+def _together(layer: AdaptableLayer, attribute: str) -> list[tuple[LoRATarget, ...]]:
     """Groups targets by the tensor that has their factors; each has all of factor A."""
     is_shared = len(layer.with_own(attribute)) < len(layer.targets)
     return [(x,) for x in layer.targets] if is_shared else [layer.targets]
@@ -290,7 +294,7 @@ def _factor(
     layout: Layout | None,
     name: str,
     attribute: str,
-    targets: Sequence[Target],
+    targets: Sequence[LoRATarget],
 ) -> Tensor:
     """Describes a factor, of several targets if it is fused."""
     assert layout is not None, "checked before"
@@ -315,7 +319,7 @@ def modules_of(layers: Mapping[str, AdaptableLayer]) -> dict[str, str]:
     return {module: modules[module] for module in reversed([*modules])}
 
 
-def adaptation_of(target: Target) -> Adaptation:
+def adaptation_of(target: LoRATarget) -> Adaptation:
     """Returns the settings of what is adapted."""
     change = target.change
     is_dora = change.magnitude is not None
@@ -349,7 +353,7 @@ def check_fused(layers: Mapping[str, AdaptableLayer]) -> None:
         )
 
 
-def _share_a(attribute: str, *targets: Target) -> bool:
+def _share_a(attribute: str, *targets: LoRATarget) -> bool:
     x, y = (getattr(x.change, attribute).get_value() for x in targets)
     if values.is_stand_in(x) or x.shape != y.shape:
         return x.shape == y.shape

@@ -43,7 +43,7 @@ from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
 from graftree.sharding import collectives
 from graftree.surgery import adaptations, lora_layers, lora_targets, selections
-from graftree.surgery.lora_targets import Target
+from graftree.surgery.lora_targets import LoRATarget
 from graftree.weights import adapter_layers, loading, saving, sources, tables
 from graftree.weights.stored_tensors import Source, usage_error
 from graftree.weights.tables import Tensor
@@ -465,7 +465,7 @@ def _adapt(
     dropout: float,
 ) -> None:
     """Adapts layers. Their dropout waits for ``model.train()``, as PEFT's does."""
-    groups: dict[Any, dict[Path, Target]] = {}
+    groups: dict[Any, dict[Path, LoRATarget]] = {}
     for name, layer in layers.items():
         rate = dropout if layer.can_drop else 0.0
         targets = groups.setdefault((kinds[name], rate), {})

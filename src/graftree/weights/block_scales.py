@@ -275,7 +275,7 @@ def _read_scaled(
 # ------------------------------------------------------------------------------ pieces
 
 
-class _Piece(NamedTuple):
+class _ViewPiece(NamedTuple):
     """A piece of a view of a tensor, in the axes of the tensor.
 
     Attributes:
@@ -289,7 +289,9 @@ class _Piece(NamedTuple):
     cut: layouts.Index
 
 
-def _pieces(shape: Sequence[int], view: Sequence[int], index: layouts.Index) -> _Piece:
+def _pieces(
+    shape: Sequence[int], view: Sequence[int], index: layouts.Index
+) -> _ViewPiece:
     """Finds a piece of a view, in which axes of a tensor are divided into several."""
     bounds = stored_tensors.bounds_of(view, index)
     cover, lengths, cut, begin = [], list[int](), [], 0
@@ -313,4 +315,4 @@ def _pieces(shape: Sequence[int], view: Sequence[int], index: layouts.Index) -> 
         if begin == end:
             cover.append(slice(0, 1))
         begin = end
-    return _Piece(tuple(cover), lengths, tuple(cut))
+    return _ViewPiece(tuple(cover), lengths, tuple(cut))

@@ -240,7 +240,7 @@ class SharedNode(NamedTuple):
     path: Path | None
 
 
-class Form(NamedTuple):
+class TreeForm(NamedTuple):
     """Structure of a pytree."""
 
     treedef: Any
@@ -338,7 +338,7 @@ def describe(fact: Any) -> str:
         case SharedNode():
             earlier = "" if fact.path is None else f": {paths.to_string(fact.path)}"
             return f"a known object{earlier}"
-        case Form():
+        case TreeForm():
             leaves = [_STAR] * fact.treedef.num_leaves
             try:
                 example = fact.treedef.unflatten(leaves)

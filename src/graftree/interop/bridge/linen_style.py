@@ -35,7 +35,7 @@ _MISSING: Any = object()
 _OWN = binding.OWN
 
 
-class ModuleMeta(modules.ModuleMeta):
+class LinenStyleMeta(modules.ModuleMeta):
     """Gives Modules that are made in a method of a bridge Module their place in it."""
 
     def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,9 @@ class ModuleMeta(modules.ModuleMeta):
 
 
 @dataclass_transform(eq_default=True, field_specifiers=(dataclasses.field,))
-class Module(modules.Module, binding.ModuleBase, pytree=False, metaclass=ModuleMeta):
+class Module(
+    modules.Module, binding.ModuleBase, pytree=False, metaclass=LinenStyleMeta
+):
     """A base class for Modules in the style of Linen; each subclass is a dataclass.
 
     Submodules and variables are made in ``setup``, which runs as soon as the Module is

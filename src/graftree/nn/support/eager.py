@@ -179,11 +179,10 @@ class _Programs:
             program = self._find(
                 _BodyCall(graphdef, statics, treedef, names, settings, types, is_apart)
             )
-            if program is None or not self._watch.holds():
+            holds = self._watch.holds if is_apart else jax_functions.are_as_at_first
+            if program is None or not holds():
                 return _MISS
             result = program(values, arrays)
-            if not is_apart:  # the body may be part of another one that is traced
-                self._watch.pass_on()
             result.write(leaves)
         except Exception:  # the body explains the error best
             return _MISS
@@ -225,12 +224,14 @@ class _Programs:
             raise ValueError("Nothing is traced: jax.disable_jit is on.")
         args, settings = signature.filled(arrays)
         with _keeping_apart(signature.is_apart):
+            body = self._body
+            if signature.is_apart:
+                body = functools.partial(self._watch.call, body)
             if signature.graphdef is None:
-                output = self._watch.call(self._body, *args, **settings)
-                return _BodyResult.of(output, {}, arrays)
+                return _BodyResult.of(body(*args, **settings), {}, arrays)
             layer = flattening.unflatten(signature.graphdef, values)
             with _in_place_of_running(layer):
-                output = self._watch.call(self._body, layer, *args, **settings)
+                output = body(layer, *args, **settings)
         graphdef, leaves = flattening.flatten_graph(layer)
         if graphdef != signature.graphdef:
             raise ValueError("The body changes the structure of its layer.")

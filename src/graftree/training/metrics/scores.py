@@ -1,8 +1,8 @@
 """Scores of predictions, as in scikit-learn, over batches.
 
-Each is computed from sums over weighted rows (`_Sums`), so it is the same however the
-rows are divided: into batches, or over devices whose counters are added. Precision,
-recall and their mean come from one count, `ConfusionMatrix`.
+Each is computed from sums over weighted rows (`_WeightedSums`), so it is the same
+however the rows are divided: into batches, or over devices whose counters are added.
+Precision, recall and their mean come from one count, `ConfusionMatrix`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graftree.nn.support import arguments
 from graftree.training.metrics import averages
 
 
-class _Sums(averages.Metric):
+class _WeightedSums(averages.Metric):
     """Sums over weighted rows, which keep the remainders that rounding loses.
 
     A float32 stops counting at 2**24; with its remainder it does at 2**48. Two sums,
@@ -94,7 +94,7 @@ def _weights(mask: Any, rows: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(mask, rows)
 
 
-class _Regression(_Sums):
+class _Regression(_WeightedSums):
     """A metric of predicted numbers."""
 
     @arguments.own_arithmetic
@@ -233,7 +233,7 @@ class R2Score(_Regression):
         )
 
 
-class _Classification(_Sums):
+class _Classification(_WeightedSums):
     """A metric of logits and labels.
 
     Attributes:

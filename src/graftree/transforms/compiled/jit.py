@@ -21,9 +21,9 @@ from graftree.core.objects import callables, running
 from graftree.core.text.descriptions import is_deleted
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.lifting import arguments, caller, debug_info, decorators
+from graftree.transforms.lifting import argument_trees, caller, debug_info, decorators
 from graftree.transforms.lifting.argument_errors import labeled
-from graftree.transforms.lifting.arguments import Arguments
+from graftree.transforms.lifting.argument_trees import Arguments
 from graftree.transforms.lifting.decorators import Options, P, R
 from graftree.transforms.lifting.dispatch import MISS, DispatchCache
 from graftree.transforms.lifting.prefixes import Donation, Prefix
@@ -350,7 +350,7 @@ def jit_partial(
             "graph_updates=False, or use nnx.jit."
         )
     decorators.check_not_bound(fun, "jit_partial")
-    tree = arguments.flatten((partial_args, {}), mode, "jit_partial", of_call=True)
+    tree = argument_trees.flatten((partial_args, {}), mode, "jit_partial", of_call=True)
     Arguments.of(*tree, mode, "jit_partial")
 
     def make(fun_and_args: tuple[Any, ...]) -> JitWrapped[..., R]:

@@ -15,8 +15,8 @@ import jax
 from graftree import _jax, errors
 from graftree.core.graph import differences, flattening
 from graftree.core.objects import callables
-from graftree.transforms.lifting import arguments, caller, signatures
-from graftree.transforms.lifting.arguments import Arguments
+from graftree.transforms.lifting import argument_trees, caller, signatures
+from graftree.transforms.lifting.argument_trees import Arguments
 from graftree.transforms.lifting.leaves import join
 from graftree.transforms.lifting.signatures import Signature
 
@@ -284,8 +284,8 @@ def _unpack(inputs: Any) -> tuple[Any, Arguments]:
     """Builds ``(args, kwargs)``, and `Arguments`, with JAX's data on a call."""
     signature, values, _ = join(inputs[0])
     objects = flattening.IndexMap()
-    tree, _ = arguments.unpack(signature, values, objects)
-    leaves = arguments.leaves_of(signature, values, objects)
+    tree, _ = argument_trees.unpack(signature, values, objects)
+    leaves = argument_trees.leaves_of(signature, values, objects)
     return callables.closed(tree[:2]), Arguments(signature, leaves, objects)
 
 

@@ -251,8 +251,8 @@ def _facts(result: Result, operands: signatures.Signature) -> dict[Any, Any]:
     return facts
 
 
-def _form(value: Any) -> differences.Form:
-    return differences.Form(jax.tree.structure(value))
+def _form(value: Any) -> differences.TreeForm:
+    return differences.TreeForm(jax.tree.structure(value))
 
 
 def _without_unwritten(result: Result, values: Sequence[Any]) -> Result:

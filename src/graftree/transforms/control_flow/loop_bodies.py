@@ -31,7 +31,12 @@ import jax.numpy as jnp
 from graftree import _jax
 from graftree.core.graph import differences, flattening, graphdefs, nodes
 from graftree.core.rng.streams import RngState
-from graftree.transforms.lifting import argument_errors, arguments, programs, signatures
+from graftree.transforms.lifting import (
+    argument_errors,
+    argument_trees,
+    programs,
+    signatures,
+)
 from graftree.transforms.lifting.leaves import Leaves, Result, ResultPart, join
 from graftree.transforms.lifting.signatures import FUNCTIONS, LeafSpec, Signature
 from graftree.transforms.lifting.specs import TransformSpec
@@ -411,7 +416,7 @@ class Loop:
         ]
         olds = [call.objects[i] for i in range(stop)]
         refs = flattening.RefMap([(olds[i], i) for i in range(first)])
-        skeleton, leaves = arguments.take_apart(
+        skeleton, leaves = argument_trees.take_apart(
             value, self.spec.mode, refs, flattening.RefMap(), self.spec.name
         )
         return _FlattenedArgument(Signature(skeleton), olds, [*refs], leaves)
@@ -420,7 +425,7 @@ class Loop:
         """Raises unless the carry has the structure and the objects that it had."""
         initial = self._initial_signatures[argument]
         identified = self._identified(initial, flattened.olds)
-        if not arguments.are_same(
+        if not argument_trees.are_same(
             identified, self._identified(flattened.signature, flattened.news)
         ):
             raise self._identity_error()

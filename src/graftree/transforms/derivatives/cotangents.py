@@ -29,7 +29,7 @@ from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
 from graftree.core.variables.variables import Variable
 from graftree.transforms.lifting import prefixes, specs
-from graftree.transforms.lifting.arguments import is_repeated
+from graftree.transforms.lifting.argument_trees import is_repeated
 from graftree.transforms.lifting.prefixes import DiffState, Prefix
 from graftree.transforms.lifting.signatures import Signature
 

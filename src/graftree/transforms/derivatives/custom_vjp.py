@@ -31,11 +31,11 @@ from graftree.core.pickling import Rebuilt
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.lifting import (
     argument_errors,
-    arguments,
+    argument_trees,
     debug_info,
     decorators,
 )
-from graftree.transforms.lifting.arguments import Arguments
+from graftree.transforms.lifting.argument_trees import Arguments
 from graftree.transforms.lifting.caller import Call
 from graftree.transforms.lifting.decorators import MISSING, P, R
 from graftree.transforms.lifting.leaves import Leaves, Result, join
@@ -314,7 +314,7 @@ class _Lifted:
         out, residual = pair
         nondiff_leaves = others.by_position() if self.nondiff else {}
         nondiff_leaves = {k: v for k, v in nondiff_leaves.items() if k not in self.refs}
-        tree = arguments.flatten(((residual,), {}), GRAPH, _NAME, of_call=True)
+        tree = argument_trees.flatten(((residual,), {}), GRAPH, _NAME, of_call=True)
         residual_arguments = Arguments.of(*tree, GRAPH, _NAME, labels=_RESIDUAL)
         stored = Leaves.of(
             residual_arguments.values(), residual_arguments.signature, None
@@ -337,7 +337,7 @@ class _Lifted:
 
     def _bwd(self, residuals: tuple[dict[int, Any], Leaves], result: Result) -> Any:
         (nondiff_leaves, stored), signature, mode = residuals, self.signature, self.mode
-        (residual,), _ = arguments.unpack(
+        (residual,), _ = argument_trees.unpack(
             stored.spec.signature, stored.values, IndexMap()
         )[0]
         residual = callables.closed(residual)

@@ -18,13 +18,14 @@ A function that holds objects is taken apart like an argument
 - ``specs.py``: what a transform is; ``prefixes.py``: the groups that its leaves are in,
   and the user's choice of them.
 - ``caller.py``, ``traced.py``: the two sides of a call.
-- ``signatures.py``: the static part; ``arguments.py``: trees taken apart, and built
-  again; ``leaves.py``: the form in which leaves travel.
-- ``debug_info.py``: JAX's messages about a traced function name the user's. -
-``jaxprs.py``: programs as JAX records them, read and put together again. -
-``decorators.py``: forms of use; static and donated arguments. - ``argument_errors.py``:
-errors and warnings; ``tracer_leaks.py``: no tracer stays in a static
-  attribute, no array ref comes where JAX takes none.
+- ``signatures.py``: the static part; ``argument_trees.py``: trees taken apart, and
+  built again; ``leaves.py``: the form in which leaves travel.
+- ``debug_info.py``: JAX's messages about a traced function name the user's.
+- ``jaxprs.py``: programs as JAX records them, read and put together again.
+- ``decorators.py``: forms of use; static and donated arguments.
+- ``argument_errors.py``: errors and warnings.
+- ``tracer_leaks.py``: no tracer stays in a static attribute, no array ref comes where
+  JAX takes none.
 
 Two rooms are for speed, and nothing but time depends on them (``config.caches``):
 

@@ -25,8 +25,13 @@ from graftree.core.graph.graphdefs import ArrayRefDef
 from graftree.core.objects import callables, running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning, sharding, variables
-from graftree.transforms.lifting import argument_errors, arguments, decorators, specs
-from graftree.transforms.lifting.arguments import Arguments
+from graftree.transforms.lifting import (
+    argument_errors,
+    argument_trees,
+    decorators,
+    specs,
+)
+from graftree.transforms.lifting.argument_trees import Arguments
 from graftree.transforms.lifting.leaves import Leaves, Result, join
 from graftree.transforms.lifting.programs import compilations
 from graftree.transforms.lifting.signatures import LeafSpec
@@ -78,7 +83,7 @@ class Call:
     def read(self) -> tuple[Any, Sequence[Any], Any]:
         """Tree with its callables taken apart; its leaves, and the treedef."""
         spec = self.spec
-        return arguments.flatten(self.tree, spec.mode, spec.name, of_call=True)
+        return argument_trees.flatten(self.tree, spec.mode, spec.name, of_call=True)
 
     @functools.cached_property
     def arguments(self) -> Arguments:

@@ -49,8 +49,8 @@ from graftree.core.states import states
 from graftree.core.states.states import Containers
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.lifting import arguments, caller, decorators, specs
-from graftree.transforms.lifting.arguments import Arguments
+from graftree.transforms.lifting import argument_trees, caller, decorators, specs
+from graftree.transforms.lifting.argument_trees import Arguments
 from graftree.transforms.lifting.leaves import Leaves, ResultSpec
 from graftree.transforms.lifting.programs import compilations
 from graftree.transforms.lifting.signatures import Signature
@@ -103,7 +103,7 @@ class DispatchEntry:
         self.is_flat = (
             may_read
             and held is not None
-            and arguments.are_same((*tree[0], *held), flat)
+            and argument_trees.are_same((*tree[0], *held), flat)
         )
         self.read = reader(tree, flat) if may_read and not self.is_flat else None
         bare_at = [n for n, x in enumerate(flat) if nodes.kind_of(x) is Leaf.VARIABLE]
@@ -421,7 +421,7 @@ def reader(
     except ValueError:  # keys that only a State can sort
         return None
     read = containers.leaves
-    return read if arguments.are_same(read(tree) or (), leaves) else None
+    return read if argument_trees.are_same(read(tree) or (), leaves) else None
 
 
 def _content_of(x: Any) -> Any:
@@ -542,7 +542,7 @@ class DispatchCache:
         treedef: Any = None
         tokens = None if kwargs or self._held is None else _tokens(flat)
         if tokens is None:  # there are containers
-            tree, flat, treedef = arguments.flatten(tree, GRAPH, spec.name, True)
+            tree, flat, treedef = argument_trees.flatten(tree, GRAPH, spec.name, True)
             tokens = _tokens(flat)
         return None if tokens is None else ((treedef, statics, *tokens), tree, flat)
 
@@ -553,7 +553,7 @@ class DispatchCache:
     ) -> Any:
         """Runs a call by an entry for such objects; returns `MISS` if there is none."""
         spec = self._spec
-        _, flat, treedef = arguments.flatten(tree, spec.mode, spec.name, True)
+        _, flat, treedef = argument_trees.flatten(tree, spec.mode, spec.name, True)
         for entry in self._of_structure(treedef, statics).get(_ENTRIES, ()):
             out = entry.call(transformed, flat)
             if out is not MISS:
@@ -567,7 +567,7 @@ class DispatchCache:
         # Equal objects have lists of their own, which the function may write to.
         if call.arguments.signature.may_change_in_place:
             return
-        if are_leaves and arguments.are_same(flat, call.arguments.leaves):
+        if are_leaves and argument_trees.are_same(flat, call.arguments.leaves):
             entry = _made(call, None, flat, made)
             if entry is not None:
                 self._of_structure(treedef, call.statics)[_ENTRIES] = (entry,)

@@ -225,7 +225,7 @@ class Signature:
         """Its facts, for `differences`, by paths that `name_of` prints."""
         facts: dict[Any, Any] = {}
         if not jax.tree_util.treedef_is_leaf(self.treedef):
-            facts[root or "arguments",] = differences.Form(self.treedef)
+            facts[root or "arguments",] = differences.TreeForm(self.treedef)
         names = self.entry_names(root)
 
         def located(path: Any) -> Any:

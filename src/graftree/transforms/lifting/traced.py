@@ -25,7 +25,7 @@ from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.lifting import (
     argument_errors,
-    arguments,
+    argument_trees,
     debug_info,
     decorators,
 )
@@ -77,7 +77,7 @@ class TracedCall:
             if not values.is_array(value)
         }
         self.objects = flattening.IndexMap()
-        self.tree, self._roots = arguments.unpack(
+        self.tree, self._roots = argument_trees.unpack(
             self.signature, self.values, self.objects
         )
         self._loses_structure = not (spec.mode.structure or spec.is_detached)
@@ -169,7 +169,7 @@ class TracedCall:
             known = flattening.RefMap([*known.items(), *pairs])
         elif self._loses_structure:
             self._warn_of_lost_structure()
-        skeleton, leaves = arguments.take_apart(out, mode, refs, known, spec.name)
+        skeleton, leaves = argument_trees.take_apart(out, mode, refs, known, spec.name)
         self._check_output(out if carried is None else carried[1], refs)
         output = Signature(skeleton)
         if spec.may_differ(self.signature, structure, output):
@@ -289,13 +289,17 @@ class TracedCall:
     def _warn_of_lost_structure(self) -> None:
         mode, roots, is_kept = self.spec.mode, self._roots, True
         if not mode.sharing:
-            is_kept = arguments.is_same_tree(self.tree, self.signature, roots, mode)
+            is_kept = argument_trees.is_same_tree(
+                self.tree, self.signature, roots, mode
+            )
         if mode.sharing or self.spec.functions is not None:
             is_kept = is_kept and self._arguments_now(flattening.RefMap())[2]
         if not is_kept:
-            leaves = arguments.leaves_of(self.signature, self.values, self.objects)
+            leaves = argument_trees.leaves_of(self.signature, self.values, self.objects)
             numbers = flattening.IndexMap()
-            before, _ = arguments.unpack(self.signature, leaves, numbers, are_raw=False)
+            before, _ = argument_trees.unpack(
+                self.signature, leaves, numbers, are_raw=False
+            )
             argument_errors.warn_of_lost_structure(
                 self.spec.name, argument_errors.pytrees_in(before), self._pytrees
             )
