@@ -174,7 +174,8 @@ class Signature:
         Then an equal signature must not stand for it: the function gets the values that
         are in it, and a write to one of them would reach another object.
         """
-        return any(map(fingerprints.may_change, self._static_values()))
+        distinct = {id(x): x for x in self._static_values()}  # many layers share them
+        return any(map(fingerprints.may_change, distinct.values()))
 
     def _static_values(self) -> Iterator[Any]:
         for _, static in self.statics:
