@@ -42,6 +42,7 @@ def everything(seed):
         tree=nnx.Variable({"x": jnp.asarray(ones), "y": [jnp.asarray(-ones)]}),
         number=nnx.Variable(3.5 * seed),
         raw=jnp.asarray(2 * ones),
+        within=nnx.data([jnp.asarray(5 * ones), {"x": (6 * ones,)}]),
         tiny=nnx.Variable(jnp.asarray(ones, jnp.float8_e4m3fn)),
         half=nnx.Variable(jnp.asarray(ones, jnp.bfloat16)),
         empty=nnx.Param(jnp.zeros((0, 3))),
