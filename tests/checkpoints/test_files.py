@@ -106,6 +106,15 @@ def test_all_differences_are_in_one_error(tmp_path):
     assert str(tmp_path / "a") in text and "float32[2] in the state" in text
 
 
+def test_an_abstract_array_that_is_no_leaf_is_not_passed_over(tmp_path):
+    def make():
+        return zoo.Box(within=nnx.data([jnp.ones(2)]))
+
+    checkpoints.save(tmp_path / "a", make())
+    with pytest.raises(errors.StateMismatchError, match="within/0"):
+        checkpoints.restore(tmp_path / "a", nnx.eval_shape(make))
+
+
 def test_exceptions_are_the_callers_words(tmp_path):
     saved = {"kernel": nnx.Param(jnp.full(3, 1.5)), "old": nnx.Param(jnp.ones(2))}
     checkpoints.save(tmp_path / "a", saved)
