@@ -252,7 +252,7 @@ def get_abstract_model(
         return leaf.copy(placed) if is_variable else placed
 
     with jax.set_mesh(mesh):
-        # Split within the trace: afterwards arrays in containers are no leaves.
+        # Split within the trace: abstract arrays in containers would be static.
         graphdef, state = recordings.eval_shape(
             lambda: functional.split(init_fn(), graph=graph), graph=graph
         )
