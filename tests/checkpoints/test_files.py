@@ -42,6 +42,7 @@ def everything(seed):
         tree=nnx.Variable({"x": jnp.asarray(ones), "y": [jnp.asarray(-ones)]}),
         number=nnx.Variable(3.5 * seed),
         raw=jnp.asarray(2 * ones),
+        within=nnx.data([jnp.asarray(5 * ones), {"x": (6 * ones,)}]),
         tiny=nnx.Variable(jnp.asarray(ones, jnp.float8_e4m3fn)),
         half=nnx.Variable(jnp.asarray(ones, jnp.bfloat16)),
         empty=nnx.Param(jnp.zeros((0, 3))),
@@ -103,6 +104,15 @@ def test_all_differences_are_in_one_error(tmp_path):
     ]
     text = str(caught.value)
     assert str(tmp_path / "a") in text and "float32[2] in the state" in text
+
+
+def test_an_abstract_array_that_is_no_leaf_is_not_passed_over(tmp_path):
+    def make():
+        return zoo.Box(within=nnx.data([jnp.ones(2)]))
+
+    checkpoints.save(tmp_path / "a", make())
+    with pytest.raises(errors.StateMismatchError, match="within/0"):
+        checkpoints.restore(tmp_path / "a", nnx.eval_shape(make))
 
 
 def test_exceptions_are_the_callers_words(tmp_path):

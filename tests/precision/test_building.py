@@ -503,6 +503,14 @@ def test_it_works_in_all_modes_and_with_auxiliary_outputs(mode):
     assert scaler.finite_steps[...] == 1
 
 
+def test_a_model_may_have_arrays_in_a_tuple():
+    net, optimizer, scaler = parts()
+    net.factors = nnx.data((jnp.ones(2), np.ones(2)))
+    before = contents(net)
+    train_step(net, optimizer, scaler, BAD)
+    assert same(before, contents(net))
+
+
 def test_plain_jax_jit_takes_it():
     scaler, model = nnx.precision.DynamicScale(), nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 

@@ -229,6 +229,20 @@ def test_abstract_models_and_random_keys_are_listed():
     assert "key<fry>[]" in str(made)
 
 
+def test_bare_arrays_in_containers_are_made_too():
+    def make():
+        model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+        model.sizes = nnx.data([jnp.arange(2.0), {"x": (jnp.zeros(3),)}])
+        return model
+
+    mesh = mesh_of("Auto", data=2)
+    graphdef, state = nnx.get_abstract_model(make, mesh)
+    assert graphdef == nnx.graphdef(make())
+    assert state["sizes"][1]["x"][0].sharding.is_fully_replicated
+    sizes = nnx.sharding.init(make, mesh).sizes
+    assert sizes[0].tolist() == [0.0, 1.0] and sizes[1]["x"][0].shape == (3,)
+
+
 def test_a_shared_array_counts_once():
     linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     assert nnx.sharding.report([linear, linear]).num_bytes == 24

@@ -215,6 +215,18 @@ def test_layers_are_read_and_replaced_by_index_and_a_slice_is_a_stack():
         stack[0] = linear(nnx.Rngs(0))
 
 
+def test_a_layer_keeps_what_it_shares_within_itself():
+    class Tied(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(2, 2, rngs=rngs)
+            self.kernel = self.linear.kernel
+
+    stack = nnx.Stack(Tied, 3, rngs=nnx.Rngs(0))
+    for layer in (stack[1], stack[1:].layers):
+        assert layer.kernel is layer.linear.kernel
+    assert stack[1].kernel.shape == (2, 2)
+
+
 def test_layers_with_the_streams_of_all_are_refused():
     message = r"rngs/default/count: RngCount\n.*rngs.fork\(\)"
     with pytest.raises(ValueError, match=message):

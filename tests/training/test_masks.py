@@ -366,9 +366,14 @@ def test_refs_are_masked_by_a_tree_of_their_state():
     with nnx.var_defaults(ref=True):
         model = Dense(0)
         tx = optax.chain(
-            optax.masked(optax.set_to_zero(), mask_of_kernels(nnx.state(model))), SGD
+            optax.masked(optax.set_to_zero(), mask_of_kernels(nnx.state(model))),
+            optax.masked(optax.trace(0.9), mask_of_kernels(nnx.state(model))),
+            SGD,
         )
         optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    trace = optimizer.opt_state[1].inner_state.trace
+    # What a mask leaves out is no array, so it has no ref.
+    assert (trace["kernel"].ref, trace["bias"].ref) == (True, False)
     grads = {
         name: nnx.Param(jnp.ones_like(getattr(model, name)[...]))
         for name in ("kernel", "bias")

@@ -112,18 +112,21 @@ class ObjectTree:
 
         Args:
             new: For each stored value another one.
-            boxed: Whether values that no object holds get a Variable, so that they
-                count as leaves.
+            boxed: Whether bare values get a Variable, so that abstract arrays and
+                numbers in containers count as leaves.
         """
         raw = [_raw_like(leaf, value) for _, leaf, value in self.by_holder(new)]
+        if boxed:
+            raw = [
+                x if _is_object(leaf) else variables.Variable(x)
+                for x, (_, leaf) in zip(raw, self.holders, strict=True)
+            ]
         objects = flattening.unflatten(self._skeleton, raw[: self._num_owned])
         others = iter(raw[self._num_owned :])
         items = [
             objects[i] if _is_object(item) else next(others)
             for i, item in enumerate(self._items)
         ]
-        if boxed:
-            items = [x if _is_object(x) else variables.Variable(x) for x in items]
         return self._treedef.unflatten(items)
 
     def update(self, new: Sequence[Any]) -> dict[Any, Any]:

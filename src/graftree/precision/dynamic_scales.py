@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from graftree import _jax
+from graftree.annotations import Path
 from graftree.core import filters
 from graftree.core.graph import functional, nodes, traversals, updates
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import RngState
+from graftree.core.states import states
 from graftree.core.variables.variables import Variable
 from graftree.transforms.derivatives import grad
 
@@ -239,8 +241,9 @@ class _Contents:
         ]
         self._arrays = self._bare()
 
-    def _bare(self) -> Any:
-        return functional.state(self._nodes, filters.Not(Variable), graph=True)
+    def _bare(self) -> dict[Path, Any]:
+        arrays = functional.state(self._nodes, filters.Not(Variable), graph=True)
+        return dict(states.to_flat_state(arrays))
 
     def bring_back(self, is_finite: jax.Array) -> None:
         """Restores the earlier contents if not all is finite."""
@@ -249,8 +252,14 @@ class _Contents:
             if new is not old and _are_alike(new, old):
                 variable.set_value(_chosen(is_finite, new, old))
         arrays = self._bare()
-        if _are_alike(arrays, self._arrays):
-            updates.update(self._nodes, _chosen(is_finite, arrays, self._arrays))
+        if arrays.keys() == self._arrays.keys():
+            # Only what has changed: items of a tuple can't be replaced.
+            chosen = {
+                path: _chosen(is_finite, new, self._arrays[path])
+                for path, new in arrays.items()
+                if new is not self._arrays[path]
+            }
+            updates.update(self._nodes, states.from_flat_state(chosen))
 
 
 def _are_alike(new: Any, old: Any) -> bool:

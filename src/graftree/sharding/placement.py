@@ -252,8 +252,9 @@ def get_abstract_model(
         return leaf.copy(placed) if is_variable else placed
 
     with jax.set_mesh(mesh):
-        graphdef, state = functional.split(
-            recordings.eval_shape(init_fn, graph=graph), graph=graph
+        # Split within the trace: abstract arrays in containers would be static.
+        graphdef, state = recordings.eval_shape(
+            lambda: functional.split(init_fn(), graph=graph), graph=graph
         )
         return graphdef, jax.tree.map(place, state, is_leaf=variables.is_variable)
 

@@ -45,6 +45,7 @@ from graftree.transforms import maps, recordings
 from graftree.transforms.control_flow import loop_bodies, loops
 
 L = TypeVar("L", bound=Module)
+N = TypeVar("N")
 
 
 class Stack(EqualLayers, Generic[L]):
@@ -273,7 +274,7 @@ class Stack(EqualLayers, Generic[L]):
         """
         if isinstance(index, slice):
             return self._slice(index)
-        return refs.with_vars(layer_at(self, index), mutable=False)
+        return _read_only(layer_at(self, index))
 
     def _slice(self, index: slice) -> Stack[L]:
         indices = range(len(self))[index]
@@ -287,7 +288,7 @@ class Stack(EqualLayers, Generic[L]):
             stack = functional.clone(self)
             stack.length = len(indices)
             stack.layers = _take(self.layers, lambda x: entry_of(x, index))
-        return refs.with_vars(stack, mutable=False)
+        return _read_only(stack)
 
     def __setitem__(self, index: int, layer: L) -> None:
         """Replaces the values of one layer by those of a layer like these.
@@ -350,6 +351,10 @@ def layer_at(stack: Stack[L], index: int) -> L:
     partitioning.remove_axis(layer, 0, _names(stack.axis_name))
     partitioning.drop_empty(layer)
     return layer
+
+
+def _read_only(layers: N) -> N:
+    return refs.with_vars(layers, mutable=False, allow_duplicates=True)
 
 
 class Numbered(NamedTuple):

@@ -129,6 +129,8 @@ def _box(leaf: Any, param: Any = None) -> OptState:
 def _make_opt_variable(
     value: Any, entries: dict[str, Any], is_apart: bool
 ) -> OptVariable:
+    if not jax.tree.leaves(value):  # what a mask leaves out can't be in a ref
+        entries["ref"] = False
     layout = (
         None if isinstance(value, _jax.Tracer) else getattr(value, "sharding", None)
     )
@@ -477,10 +479,12 @@ class _Boxes:
         """
         pairs = [*zip(self._leaves, self._treedef.flatten_up_to(pure), strict=True)]
         boxed = [pair for pair in pairs if variables.is_variable(pair[0])]
+        # Where a mask leaves out everything there is nothing to write, nor a ref.
+        writes = [pair for pair in boxed if jax.tree.leaves(pair)]
         if len(boxed) == len(pairs):
-            return boxed, None
+            return writes, None
         rest = [leaf if variables.is_variable(leaf) else value for leaf, value in pairs]
-        return boxed, self._treedef.unflatten(rest)
+        return writes, self._treedef.unflatten(rest)
 
 
 def _beside_moments(leaf: Any, value: Any) -> Any:

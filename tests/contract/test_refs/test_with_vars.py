@@ -297,6 +297,13 @@ def test_older_flags_win_over_defaults_and_writes_under_plain_jit_propagate(flag
 # ---------------------------------------------------------------- to_refs, to_arrays
 
 
+@pytest.mark.parametrize("convert", [nnx.to_refs, nnx.as_ref_vars])
+def test_variables_without_a_value_have_nothing_to_put_in_a_ref(convert):
+    node = nnx.Dict(cache=nnx.Variable(None), masked=nnx.Param({}), w=nnx.Param(1.0))
+    refs = convert(node)
+    assert refs.w.ref and refs.cache is node.cache and refs.masked is node.masked
+
+
 def test_to_refs_converts_variables_and_arrays():
     plain = small()
     refs = nnx.to_refs(plain)

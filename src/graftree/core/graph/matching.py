@@ -572,7 +572,11 @@ def _are_same_arrays(x: Any, y: Any) -> bool:
 def _are_same_static(current: Any, value: Any) -> bool:
     """Whether a state lists a static value, as those made in tree mode do."""
     is_static = nodes.kind_of(current) is nodes.Leaf.STATIC and current is not MISSING
-    return is_static and type(current) is type(value) and current == value
+    # A stored array is none, even if an abstract one of its shape is there.
+    is_array = isinstance(value, jax.ShapeDtypeStruct)
+    return (
+        is_static and not is_array and type(current) is type(value) and current == value
+    )
 
 
 # Shapes and dtypes.

@@ -56,6 +56,7 @@ def with_vars(
         node: Any object, container, State or Variable; it is not changed.
         hijax: Their new ``hijax``; ``None`` keeps the old one.
         ref: Whether to store their values in array refs; ``None`` keeps them as stored.
+            Variables without a value, such as what a mask of Optax leaves out, stay.
         mutable: ``False`` makes them read-only, ``True`` undoes this, ``None`` does
             neither.
         only: A filter for the Variables to convert.
@@ -82,11 +83,16 @@ def with_vars(
 
     def differs(leaf: Any) -> bool:
         return isinstance(leaf, Variable) and any(
-            metadata_of(leaf).get(name, True) != value for name, value in flags.items()
+            metadata_of(leaf).get(name, True) != value
+            for name, value in flags_of(leaf).items()
         )
 
+    def flags_of(leaf: Any) -> dict[str, bool]:
+        is_skipped = ref and _is_empty(leaf)
+        return {k: v for k, v in flags.items() if not (is_skipped and k == "ref")}
+
     return _convert(
-        node, differs, lambda leaf: leaf.copy(**flags), only, allow_duplicates
+        node, differs, lambda leaf: leaf.copy(**flags_of(leaf)), only, allow_duplicates
     )
 
 
@@ -111,7 +117,8 @@ def to_refs(node: N, /, only: Any = ...) -> N:
     """
 
     def is_array(leaf: Any) -> bool:
-        return isinstance(leaf, (Variable, jax.Array)) and not _is_in_ref(leaf)
+        is_kind = isinstance(leaf, (Variable, jax.Array))
+        return is_kind and not (_is_in_ref(leaf) or _is_empty(leaf))
 
     return _convert(node, is_array, _as_ref, only, allow_duplicates=False)
 
@@ -142,6 +149,10 @@ def to_arrays(node: N, /, *, only: Any = ..., allow_duplicates: bool = False) ->
 
 def _is_in_ref(leaf: Any) -> bool:
     return leaf.has_ref if isinstance(leaf, Variable) else _jax.is_ref(leaf)
+
+
+def _is_empty(leaf: Any) -> bool:
+    return isinstance(leaf, Variable) and not jax.tree.leaves(leaf.get_raw_value())
 
 
 def _as_ref(leaf: Any) -> Any:
