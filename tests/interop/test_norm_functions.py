@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.nn.normalization import (
-    _canonicalize_axes,
-    _compute_stats,
-    _normalize,
-)
 from tests import tables
 
+normalization = nnx.nn.normalization
 X = np.random.default_rng(0).normal(size=(4, 5, 6)).astype(np.float32)
 
 
@@ -24,7 +20,7 @@ X = np.random.default_rng(0).normal(size=(4, 5, 6)).astype(np.float32)
     (1, {"mask": X > -1}),
 )
 def test_statistics_are_those_of_numpy_without_the_reduced_axes(axes, options):
-    mean, variance = _compute_stats(X, axes, None, **options)
+    mean, variance = normalization._compute_stats(X, axes, None, **options)
     kept = {"axis": tuple(np.atleast_1d(axes)), "where": options.get("mask", True)}
     wide = X.astype(np.float64)
     expected = np.mean(wide, **kept) if options.get("use_mean", True) else 0 * mean
@@ -37,21 +33,22 @@ def test_a_norm_of_ones_own_is_layer_norm_to_the_bit():
     layer = nnx.LayerNorm(6, rngs=nnx.Rngs(0))
     layer.scale[...], layer.bias[...] = jnp.arange(6.0), jnp.ones(6)
     x = jnp.asarray(X, jnp.bfloat16)
-    mean, variance = _compute_stats(x, -1, None)
-    y = _normalize(x, mean, variance, layer.scale, layer.bias, -1, -1, None, 1e-6)
+    mean, variance = normalization._compute_stats(x, -1, None)
+    y = normalization._normalize(
+        x, mean, variance, layer.scale, layer.bias, -1, -1, None, 1e-6
+    )
     assert y.dtype == layer(x).dtype and (y == layer(x)).all()
 
 
 def test_statistics_average_over_a_mapped_axis():
-    mean, _ = jax.vmap(lambda x: _compute_stats(x, 0, None, "rows"), axis_name="rows")(
-        X
-    )
+    mean, _ = jax.vmap(
+        lambda x: normalization._compute_stats(x, 0, None, "rows"), axis_name="rows"
+    )(X)
     np.testing.assert_allclose(mean[0], X.mean((0, 1)), atol=1e-6)
 
 
 def test_axes_are_ascending_and_exist():
-    assert _canonicalize_axes(4, (-1, 1, 3)) == (1, 3) and _canonicalize_axes(
-        2, -1
-    ) == (1,)
+    canonical = normalization._canonicalize_axes
+    assert canonical(4, (-1, 1, 3)) == (1, 3) and canonical(2, -1) == (1,)
     with pytest.raises(ValueError):
-        _canonicalize_axes(2, 2)
+        canonical(2, 2)

@@ -195,7 +195,7 @@ def _is_equal(self: Any, other: Any) -> Any:
 
 def _is_true(self: Any) -> bool:
     value = self.get_value()
-    # As a container is: `if self.bias:` asks for a bias, also for one of zeros.
+    # As a container is: `if self.bias:` is true even for a bias of zeros.
     return len(value) > 0 if getattr(value, "ndim", 0) else bool(value)
 
 
