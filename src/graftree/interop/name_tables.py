@@ -271,7 +271,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "annotations": "LogicalNames",
     },
     "bridge.module": {
-        "interop.bridge.linen_style": "Module ModuleMeta compact",
+        "interop.bridge.linen_style": "Module ModuleMeta=LinenStyleMeta compact",
         "interop.bridge.binding": "MODULE_CONTEXT AttrPriority ModuleBase"
         " ModuleContext ModuleStackEntry ModuleState Scope current_context"
         " current_module has_setup",
