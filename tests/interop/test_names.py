@@ -231,6 +231,16 @@ def test_popping_by_several_filters_gives_a_state_for_each():
     assert sorted(nnx.state(model)) == ["c"]
 
 
+def test_bound_methods_are_taken_apart_also_within_partials():
+    split = nnx.transforms.transforms._resolve_bound_callable
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    function, instance, is_bound = split(functools.partial(model.__call__, [1.0, 0.0]))
+    assert instance is model and is_bound
+    assert function.func is nnx.Linear.__call__ and function.args == ([1.0, 0.0],)
+    for other in (len, model, functools.partial(len), "x".upper):
+        assert split(other) == (other, None, False)
+
+
 def test_type_checkers_know_the_same_modules():
     tree = ast.parse(pathlib.Path(nnx.__file__).read_text())
     (branch,) = [node.orelse for node in tree.body if isinstance(node, ast.If)]

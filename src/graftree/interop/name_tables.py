@@ -174,7 +174,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "transforms.transforms": {
         PUBLIC: "checkify cond eval_shape make_jaxpr switch Module",
         "transforms.control_flow.cond_switch": "_get_simple_cond_fn=branch_of",
-        "transforms.lifting.decorators": "resolve_kwargs=to_positions",
+        "transforms.lifting.decorators": "resolve_kwargs=to_positions"
+        " _resolve_bound_callable=split_bound",
         "interop.flax_side.type_aliases": "Leaf Index MISSING Missing",
         "core.graph.functional": "CallableProxy DelayedAccessor",
     },
@@ -225,6 +226,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     "nn.normalization": {
         "nn.normalization": "BatchNorm LayerNorm RMSNorm GroupNorm InstanceNorm",
+        "interop.norm_functions": "_canonicalize_axes=canonicalize_axes"
+        " _compute_stats=compute_stats _normalize=normalize",
         PUBLIC: "SpectralNorm WeightNorm Module",
         "annotations": "Array",
         "core.modules.modules": "first_from",
@@ -268,7 +271,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "annotations": "LogicalNames",
     },
     "bridge.module": {
-        "interop.bridge.linen_style": "Module ModuleMeta compact",
+        "interop.bridge.linen_style": "Module ModuleMeta=LinenStyleMeta compact",
         "interop.bridge.binding": "MODULE_CONTEXT AttrPriority ModuleBase"
         " ModuleContext ModuleStackEntry ModuleState Scope current_context"
         " current_module has_setup",

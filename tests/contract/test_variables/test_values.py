@@ -341,6 +341,14 @@ def test_truth_and_format_are_those_of_the_value():
     assert f"{nnx.Param(2.5):.2f}" == "2.50"
 
 
+@tables.cases("size", 0, 1, 2)
+def test_truth_of_an_array_with_axes_is_that_it_has_entries(size):
+    """``if self.bias:`` asks whether there is one; its values don't matter."""
+    truth = [bool(nnx.Param(new((size, 3)))) for new in (jnp.zeros, jnp.ones)]
+    assert truth == [size > 0] * 2
+    assert jax.eval_shape(lambda x: x + bool(nnx.Param(x)), jnp.zeros(2)).shape == (2,)
+
+
 def test_equality_of_arrays_is_elementwise_and_of_scalars_a_bool():
     assert (nnx.Param(jnp.array([1, 2])) == jnp.array([1, 3])).tolist() == [True, False]
     assert (nnx.Param(1) == 1) is True and (nnx.Param(1) != nnx.Param(1)) is False

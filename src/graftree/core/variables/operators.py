@@ -32,7 +32,7 @@ _IN_PLACE = {
 _COMPARISONS = ("ne", "lt", "le", "gt", "ge")
 _UNARY = (
     *(operator.neg, operator.pos, abs, operator.invert, operator.index),
-    *(int, float, complex, bool, math.trunc, math.floor, math.ceil, len, iter),
+    *(int, float, complex, math.trunc, math.floor, math.ceil, len, iter),
 )
 
 
@@ -193,6 +193,12 @@ def _is_equal(self: Any, other: Any) -> Any:
     return operator.eq(self.get_value(), unwrap(other))
 
 
+def _is_true(self: Any) -> bool:
+    value = self.get_value()
+    # As a container is: `if self.bias:` is true even for a bias of zeros.
+    return len(value) > 0 if getattr(value, "ndim", 0) else bool(value)
+
+
 def unwrap(value: Any) -> Any:
     """Returns the value of a Variable; any other value as it is."""
     return value.get_value() if isinstance(value, ValueOperators) else value
@@ -222,7 +228,7 @@ def _refused(symbol: str) -> Callable[[Any, Any], Any]:
 
 def _install() -> None:
     binary = {name: getattr(operator, f"__{name}__") for name in _IN_PLACE}
-    methods: dict[str, Callable[..., Any]] = {"eq": _is_equal}
+    methods: dict[str, Callable[..., Any]] = {"eq": _is_equal, "bool": _is_true}
     for name, function in (binary | {"divmod": divmod}).items():
         methods[name] = _binary(function)
         methods[f"r{name}"] = _reflected(function)

@@ -99,14 +99,40 @@ def decorate(
     return result
 
 
+def split_bound(f: Any) -> tuple[Any, Module | None, bool]:
+    """Takes a method that is bound to a Module apart, also within partials.
+
+    Args:
+        f: A callable.
+
+    Returns:
+        The function without its instance, in the same partials; the instance; ``True``.
+        For other callables ``(f, None, False)``.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> function, instance, is_bound = (
+        ...     nnx.transforms.transforms._resolve_bound_callable(model.__call__)
+        ... )
+        >>> function is nnx.Linear.__call__, instance is model, is_bound
+        (True, True, True)
+    """
+    if isinstance(f, functools.partial):
+        function, instance, is_bound = split_bound(f.func)
+        bound = functools.partial(function, *f.args, **f.keywords) if is_bound else f
+        return bound, instance, is_bound
+    if inspect.ismethod(f) and isinstance(f.__self__, Module):
+        return f.__func__, f.__self__, True
+    return f, None, False
+
+
 def check_not_bound(function: Any, transform: str) -> None:
     """Refuses methods that are bound to a Module."""
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    if inspect.ismethod(inner) and isinstance(inner.__self__, Module):
-        owner = type(inner.__self__).__name__
-        method = f"{owner}.{inner.__name__}"
+    unbound, instance, is_bound = split_bound(function)
+    if is_bound:
+        while isinstance(unbound, functools.partial):
+            unbound = unbound.func
+        method = f"{type(instance).__name__}.{unbound.__name__}"
         options = _OPTIONS.get(transform, "")
         comma = ", " if options else ""
         call = f"nnx.{transform}({method}{comma}{options})(instance, ...)"
