@@ -195,8 +195,15 @@ def _is_equal(self: Any, other: Any) -> Any:
 
 def _is_true(self: Any) -> bool:
     value = self.get_value()
-    # As a container is: `if self.bias:` is true even for a bias of zeros.
-    return len(value) > 0 if getattr(value, "ndim", 0) else bool(value)
+    try:
+        return bool(value)
+    except (TypeError, ValueError) as error:
+        if getattr(value, "ndim", 0):
+            error.add_note(
+                "A Variable is as true as its value. To ask whether there is one, "
+                "write `if layer.bias is not None`."
+            )
+        raise
 
 
 def unwrap(value: Any) -> Any:
