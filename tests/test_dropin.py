@@ -159,22 +159,27 @@ def test_help_says_what_there_is(option, capsys):
     assert f"--install-startup     from now on {dropin.VARIABLE}=1" in printed
 
 
-def test_what_is_not_there_is_named_in_one_line(start, write, tmp_path):
+def test_what_is_not_there_is_named_in_one_line(write, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     write("", "empty/__init__.py")
     write("import nothing_of_this_name", "broken.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(dropin, "install", lambda: None)
     for arguments, words in [
         (["other.py", "a"], "there is no file 'other.py'"),
         (["-m", "other"], "there is no module 'other'"),
         (["-m", "empty.other"], "there is no module 'empty.other'"),
         (["-m", "empty"], "the package 'empty' has no module __main__"),
     ]:
-        completed = start("-m", "graftree.dropin", *arguments)
-        assert completed.stderr == f"python -m graftree.dropin: {words}\n"
-        assert completed.returncode == 1
+        with pytest.raises(SystemExit) as ended:
+            dropin.main(arguments)
+        assert ended.value.code == f"python -m graftree.dropin: {words}"
     # An error of the program itself is its own.
-    broken = start("-m", "graftree.dropin", "-m", "broken").stderr
-    assert "Traceback" in broken and "No module named 'nothing_of_this_name'" in broken
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name"):
+        dropin.main(["-m", "broken"])
+    del sys.modules["empty"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m"], ["--instal-startup"]])

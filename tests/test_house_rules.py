@@ -422,12 +422,9 @@ def test_maps_of_folders_name_each_file_and_no_other():
 
 
 def test_import_loads_nothing_that_jax_does_not_load():
-    program = "import jax, json, sys; {} print(json.dumps(list(sys.modules)))"
-
-    def loaded(statement):
-        return {*json.loads(interpreters.printed("-c", program.format(statement)))}
-
-    names = loaded("import graftree;") - loaded("")
+    program = "import jax, json, sys; before = {*sys.modules}; import graftree; "
+    program += "print(json.dumps([*{*sys.modules} - before]))"
+    names = json.loads(interpreters.printed("-c", program))
     packages = {name.partition(".")[0] for name in names}
     assert packages - sys.stdlib_module_names == {"graftree"}
 

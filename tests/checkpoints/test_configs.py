@@ -49,16 +49,10 @@ def test_a_model_is_made_again_from_what_was_saved(tmp_path):
     assert nnx.graphdef(again) == nnx.graphdef(model)
 
 
-@tables.cases("config", CONFIG, {}, [], "a", 0, False, *CONFIG.values())
+@tables.cases("config", CONFIG, {}, [math.nan], "a", 0, (3, 3))
 def test_it_comes_back_equal_and_of_the_same_types(tmp_path, config):
     checkpoints.save(tmp_path / "a", rngs(), config=config)
-    found = checkpoints.config(tmp_path / "a")
-    assert found == config and repr(found) == repr(config)
-
-
-def test_nan_comes_back(tmp_path):
-    checkpoints.save(tmp_path / "a", rngs(), config=[math.nan])
-    assert math.isnan(checkpoints.config(tmp_path / "a")[0])
+    assert repr(checkpoints.config(tmp_path / "a")) == repr(config)
 
 
 def test_it_is_json_that_others_can_read(tmp_path):

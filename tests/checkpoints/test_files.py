@@ -473,7 +473,12 @@ def test_nothing_is_lost_where_nothing_can_be_written(open_folder, capfd, title)
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning"
 )
-@pytest.mark.parametrize("damage", faults.DAMAGES, ids=lambda damage: damage.__name__)
+@tables.cases(
+    "damage",
+    *(faults.cut, faults.remove, faults.flip),
+    pytest.param(faults.empty, marks=pytest.mark.long),
+    ids=lambda damage: damage.__name__,
+)
 def test_a_damaged_file_is_one_clear_error_or_does_no_harm(tmp_path, damage):
     faults.good_series(tmp_path / "good")
     for name in faults.files_of(tmp_path / "good"):

@@ -91,12 +91,6 @@ def test_paths_lead_to_the_parts(treescope):
     assert paths == ["s['kernel']", "l[0]", ".value", None, None]
 
 
-def test_classes_have_colors_of_their_own(treescope):
-    html = treescope.render_to_html(Block(), compressed=False)
-    for name in ("Block", "Param"):
-        assert treescope.formatting_util.color_from_string(name) in html
-
-
 def test_raw_text_of_a_foreign_class_is_shown_as_it_is(treescope):
     class Note(nnx.reprlib.Representable):
         def __nnx_repr__(self):

@@ -348,14 +348,6 @@ def test_names_around_an_operation_are_a_path(names, path, backward):
     assert place.path("self") == path and place.is_backward == backward
 
 
-def test_program_run_by_operations_gives_what_it_computes():
-    program = jax.make_jaxpr(lambda x: jnp.sin(jnp.cos(x)) + x)(1.0)
-    search = nan_search.Search()
-    (out,) = search.run(program, [search.argument(jnp.ones(()), "x")])
-    np.testing.assert_allclose(out.value, np.sin(np.cos(1.0)) + 1.0, rtol=1e-6)
-    assert search.findings == []
-
-
 # ------------------------------------------------------------------------------- layers
 
 
@@ -431,19 +423,6 @@ def product(layer, shape, *path, inner=""):
     return Row(layer, x, plants, inner=inner)
 
 
-def norm(layer, shape=(2, 4)):
-    """A constant input has no variance."""
-    x = jnp.zeros(shape)
-    return Row(layer, (x, x), (epsilon(0.0), epsilon(1e-35)), weight=1.0)
-
-
-def norm_of_kernel(kind, plant):
-    """One of a kernel of zeros; what makes only its gradient bad is given."""
-    x = jnp.ones((2, 4))
-    plants = epsilon(0.0, *KERNEL), plant
-    return Row(lambda rngs: kind(linear(rngs=rngs), rngs=rngs), (x, x), plants, 1.0)
-
-
 KERNEL = "layer_instance", "kernel"
 IN_CELL = "cell", "ig", "kernel"
 linear = partial(nnx.Linear, 4, 4)
@@ -453,23 +432,9 @@ def lstm(rngs):
     return nnx.RNN(nnx.LSTMCell(4, 4, rngs=rngs))
 
 
-def gru(rngs):
-    return nnx.RNN(nnx.GRUCell(4, 4, rngs=rngs))
-
-
 ROWS = {
     "Linear": product(linear, (2, 4)),
-    "LinearGeneral": product(
-        partial(nnx.LinearGeneral, (2, 2), 4, axis=(-2, -1)), (2, 2, 2)
-    ),
-    "Einsum": product(partial(nnx.Einsum, "ab,bc->ac", (4, 4)), (2, 4)),
     "Conv": product(partial(nnx.Conv, 2, 3, (3,)), (1, 5, 2)),
-    "ConvTranspose": product(partial(nnx.ConvTranspose, 2, 3, (3,)), (1, 5, 2)),
-    "LoRA": product(
-        partial(nnx.LoRA, 4, 2, 4, b_initializer=nnx.initializers.ones),
-        (2, 4),
-        "lora_a",
-    ),
     # A token that isn't in the table; a token twice, whose gradients are added.
     "Embed": Row(
         partial(nnx.Embed, 5, 4),
@@ -477,13 +442,19 @@ ROWS = {
         (untouched, filled("embedding", value=SMALL)),
         weight=HUGE,
     ),
-    "LayerNorm": norm(partial(nnx.LayerNorm, 4)),
-    "RMSNorm": norm(partial(nnx.RMSNorm, 4)),
-    "BatchNorm": norm(partial(nnx.BatchNorm, 4)),
-    "GroupNorm": norm(partial(nnx.GroupNorm, 4, 2)),
-    "InstanceNorm": norm(partial(nnx.InstanceNorm, 4), (1, 3, 4)),
-    "WeightNorm": norm_of_kernel(nnx.WeightNorm, epsilon(1e-35, *KERNEL)),
-    "SpectralNorm": norm_of_kernel(nnx.SpectralNorm, filled(*KERNEL, value=1e-12)),
+    # A constant input has no variance, and a kernel of zeros no length.
+    "LayerNorm": Row(
+        partial(nnx.LayerNorm, 4),
+        (jnp.zeros((2, 4)), jnp.zeros((2, 4))),
+        (epsilon(0.0), epsilon(1e-35)),
+        weight=1.0,
+    ),
+    "WeightNorm": Row(
+        lambda rngs: nnx.WeightNorm(linear(rngs=rngs), rngs=rngs),
+        (jnp.ones((2, 4)), jnp.ones((2, 4))),
+        (epsilon(0.0, *KERNEL), epsilon(1e-35, *KERNEL)),
+        weight=1.0,
+    ),
     "MultiHeadAttention": product(
         partial(nnx.MultiHeadAttention, 2, 4, decode=False),
         (1, 3, 4),
@@ -491,12 +462,6 @@ ROWS = {
         "kernel",
     ),
     "RNN": product(lstm, (1, 3, 4), *IN_CELL, inner=".cell"),
-    "RNN of GRU": product(gru, (1, 3, 4), "cell", "dense_i", "kernel", inner=".cell"),
-    "Bidirectional": product(
-        lambda rngs: nnx.Bidirectional(lstm(rngs), lstm(rngs)),
-        *((1, 3, 4), "forward_rnn", *IN_CELL),
-        inner=".forward_rnn.cell",
-    ),
     "Sequential": product(
         lambda rngs: nnx.Sequential(jnp.abs, linear(rngs=rngs)),
         *((2, 4), "layers", 1, "kernel"),
@@ -506,12 +471,6 @@ ROWS = {
         partial(nnx.Dropout, 0.5),
         (jnp.full(8, HUGE), jnp.full(8, SMALL)),
         (untouched, untouched),
-        weight=HUGE,
-    ),
-    "PReLU": Row(
-        lambda rngs: nnx.PReLU(),
-        (jnp.full(2, -HUGE), jnp.full(2, -2.0)),
-        (filled("negative_slope", value=2.0), filled("negative_slope", value=SMALL)),
         weight=HUGE,
     ),
     "AvgPool": Row(
@@ -557,8 +516,3 @@ def test_layer_is_named_that_makes_a_value_which_is_not_finite(name, backward):
         report = nnx.debugging.find_nans(nnx.jit(loss))(net, x, 1.0)
     expected = f"net.layer{row.inner}"
     assert report and (report.path + ".").startswith(expected + "."), str(report)
-
-
-def test_the_table_has_twenty_kinds_forward_and_backward():
-    counts = [sum(row.x[i] is not None for row in ROWS.values()) for i in range(2)]
-    assert min(counts) >= 20

@@ -569,21 +569,3 @@ def test_a_table_in_a_notebook_is_text_and_nothing_is_drawn(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", notebook)
     assert "Linear" in nnx.tabulate(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), X)
     assert not drawn
-
-
-def test_totals_are_those_of_the_contract():
-    class Block(nnx.Module):
-        def __init__(self, din, dout, rngs):
-            self.linear = nnx.Linear(din, dout, rngs=rngs)
-            self.bn = nnx.BatchNorm(dout, rngs=rngs)
-            self.dropout = nnx.Dropout(0.2, rngs=rngs)
-
-        def __call__(self, x):
-            return nnx.relu(self.dropout(self.bn(self.linear(x))))
-
-    rngs = nnx.Rngs(0)
-    model = nnx.Sequential(Block(32, 128, rngs), Block(128, 10, rngs))
-    text = table(model, jnp.ones((1, 32)))
-    for size in ("276 (1.1 KB)", "5,790 (23.2 KB)", "4 (24 B)"):
-        assert size in text
-    assert "Total Parameters: 6,070 (24.3 KB)" in text

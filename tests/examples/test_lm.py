@@ -33,7 +33,6 @@ from examples.lm import (
 )
 from examples.lm.model import Config, LanguageModel
 from tests import interpreters, tables
-from tests.examples import commands
 from tests.examples.commands import PNG_SIGNATURE, error_line
 
 SIZES = {"layers": 1, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 32}
@@ -200,8 +199,8 @@ def test_finished_run_is_told_again_and_trains_no_more(whole, capsys):
     assert curves.read(whole).curve == before
 
 
-def test_folder_of_another_experiment_is_refused(stopped, capsys):
-    arguments = ["--mesh=fsdp=8", "--steps=9", "--batch-size=16", f"--output={stopped}"]
+def test_folder_of_another_experiment_is_refused(whole, capsys):
+    arguments = ["--mesh=fsdp=8", "--steps=9", "--batch-size=16", f"--output={whole}"]
     error = error_line(capsys, command.main, arguments)
     assert "--steps was 4, is 9" in error and "--width was 16, is 128" in error
 
@@ -309,10 +308,6 @@ def test_wrong_option_is_refused_in_one_line(capsys, tmp_path, option, message):
     assert message in error
 
 
-def test_output_that_is_no_folder_is_refused_in_one_line(capsys, tmp_path):
-    commands.check_output_that_is_no_folder(capsys, command.main, tmp_path / "file")
-
-
 def test_damaged_record_is_refused_in_one_line(capsys, tmp_path):
     (tmp_path / curves.FILE).write_text(json.dumps({"label": "data=8"}))
     error = error_line(capsys, command.main, ["--mesh=data=8", f"--output={tmp_path}"])
@@ -396,36 +391,6 @@ def test_one_line_says_which_process_failed(tmp_path, capsys, codes, code, words
     assert processes.judge(codes, logs) == code
     text = capsys.readouterr().err
     assert words in text and text.count("\n") == (1 if code else 0)
-
-
-# -------------------------------------------------------- what a compiled program sends
-
-
-CONFIG = Config(vocabulary=96, layers=1, width=64, heads=4, kv_heads=2, hidden=160)
-DEVICES = 8
-
-
-# -------------------------------------------------------------------------- the layouts
-
-
-@pytest.mark.long
-def test_fsdp_gathers_all_kernels_and_scatters_their_gradients():
-    """It sums only scalars over all devices, and no parameter is whole on one."""
-    layout = layouts.make({"fsdp": DEVICES})
-    make = functools.partial(train.make_objects, CONFIG, train.Recipe())
-    tokens = jax.ShapeDtypeStruct((16, 9), jnp.int32, sharding=layout.batch)
-    with layout.in_force():
-        model, optimizer = nnx.merge(*nnx.get_abstract_model(make, layout.mesh))
-        compiled = train.train_step.lower(model, optimizer, tokens).compile()
-    sent = nnx.forecast.collectives(compiled)
-    params = jax.tree.leaves(nnx.state(model, nnx.Param))
-    num_bytes = 4 * sum(x.size for x in params)
-    assert sent["all-gather"].bytes >= num_bytes
-    scattered = sent.get("reduce-scatter", sent.get("all-reduce + slice"))
-    assert (scattered.count, scattered.bytes) == (len(params), num_bytes)
-    assert sent["all-reduce"].bytes == 4 * sent["all-reduce"].count
-    rows = nnx.sharding.report(model).rows
-    assert all(row.local_bytes * DEVICES == row.num_bytes for row in rows)
 
 
 # --------------------------------------------------------------- devices not there

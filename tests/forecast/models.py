@@ -78,19 +78,6 @@ class Decoder(nnx.Module):
         return self.head(self.blocks(self.embed(tokens)))
 
 
-class ViT(nnx.Module):
-    def __init__(self, layers, width, patch, classes, rngs):
-        patches = (patch, patch)
-        self.patches = nnx.Conv(3, width, patches, strides=patch, rngs=rngs)
-        self.blocks = nnx.Sequential(*[Block(width, rngs) for _ in range(layers)])
-        self.head = nnx.Linear(width, classes, rngs=rngs)
-
-    def __call__(self, images):
-        x = self.patches(images)
-        x = x.reshape(x.shape[0], -1, x.shape[-1])
-        return self.head(self.blocks(x).mean(1))
-
-
 class ConvNet(nnx.Module):
     def __init__(self, widths, classes, rngs):
         a, b, c = widths
@@ -110,14 +97,6 @@ def decoder_flops(batch, length, layers, width, words):
     kernels = layers * 12 * width**2 + width * words
     attention = layers * 12 * batch * length**2 * width
     return 6 * kernels * batch * length + attention
-
-
-def vit_flops(batch, size, patch, layers, width, classes):
-    length = (size // patch) ** 2
-    blocks = decoder_flops(batch, length, layers, width, 0)
-    # Images have no gradients.
-    patches = 2 * 2 * batch * length * 3 * patch**2 * width
-    return blocks + patches + 6 * batch * width * classes
 
 
 def conv_flops(batch, size, widths, classes):
@@ -147,12 +126,6 @@ CASES = {
     "decoder": _decoder(),
     "decoder, bf16": _decoder(dtype=jnp.bfloat16),
     "decoder, scanned": _decoder(stacked=True),
-    "ViT": Case(
-        functools.partial(ViT, 2, 128, 8, 10),
-        _images(8, 64),
-        8,
-        vit_flops(8, 64, 8, 2, 128, 10),
-    ),
     "conv net": Case(
         functools.partial(ConvNet, (32, 64, 128), 10),
         _images(8, 31),

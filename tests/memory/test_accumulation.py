@@ -125,17 +125,6 @@ def test_any_arguments_give_the_means_over_the_parts(seed):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), grads, means)
 
 
-def test_positions_count_from_the_end():
-    def loss(w, x, y):
-        return jnp.mean(w * jnp.mean(x**2)) + jnp.sum(y)
-
-    w = x = y = jnp.arange(1.0, 5.0)
-    for argnums, whole in ((0, (2,)), (-3, (-1,)), ([-3, -1], ())):
-        found = nnx.memory.value_and_grad(loss, 2, argnums=argnums, whole=whole)
-        expected = nnx.value_and_grad(loss, argnums=argnums)
-        assert_equal_trees(found(w, x, y), expected(w, x, y))
-
-
 @pytest.mark.parametrize("options", [{"argnums": 3}, {"argnums": -4}, {"whole": [-4]}])
 def test_positions_that_are_not_there_are_refused(options):
     ((name, number),) = options.items()

@@ -442,10 +442,9 @@ GOOD = jnp.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.1]])
 BAD = GOOD.at[0, 0].set(INF)
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, nnx.jit], ids=["eager", "jit"])
-def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(jit):
+def test_a_step_that_is_not_finite_changes_nothing_but_the_scale():
     net, optimizer, scaler = parts()
-    step = jit(train_step)
+    step = nnx.jit(train_step)
     step(net, optimizer, scaler, GOOD)
     before, count = contents(net, optimizer), net.dropout.rngs.count[...]
     step(net, optimizer, scaler, BAD)
@@ -455,19 +454,6 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(jit):
     step(net, optimizer, scaler, GOOD)
     assert scaler.is_finite[...] and not same(contents(net, optimizer), before)
     assert optimizer.step[...] == 2
-
-
-def test_the_scale_does_not_change_what_finite_steps_do():
-    net, optimizer, scaler = parts()
-    plain, plain_optimizer, _ = parts()
-    for _ in range(3):
-        loss = train_step(net, optimizer, scaler, GOOD)
-        expected, grads = nnx.value_and_grad(loss_of)(plain, GOOD)
-        plain_optimizer.update(plain, grads)
-        np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    both = contents(net, optimizer), contents(plain, plain_optimizer)
-    for a, b in zip(*both, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_below_float16_survive_and_are_float32():

@@ -190,40 +190,8 @@ class Equation(nnx.Einsum):
         return super().__call__(x, "bi,io->bo")
 
 
-def adapted(kind):
-    """A model of one layer, its weight, and both factors; these are not zero."""
-    model = nnx.Dict(layer=kind.make(nnx.Rngs(0)))
-    plain = nnx.clone(model)
-    where = nnx.surgery.at(kind.where)
-    paths = nnx.surgery.add_lora(
-        model, where, rank=2, alpha=2 * SCALE, rngs=nnx.Rngs(1)
-    )
-    assert len(paths) == 1
-    np.testing.assert_array_equal(CALL(model.layer, kind.x), CALL(plain.layer, kind.x))
-    factors = factors_of(model)
-    factors[1][...] = numbers(*factors[1].shape)
-    return model, plain
-
-
-def factors_of(model):
-    """Both factors, as the Variables that they are."""
-    flat = nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))
-    assert [path[-1] for path in flat.paths] == ["lora_a", "lora_b"]
-    return flat.leaves
-
-
-def weight_of(model):
-    (leaf,) = nnx.to_flat_state(nnx.state(model, nnx.Not(nnx.LoRAParam))).leaves
-    return leaf
-
-
 def float64(*leaves):
     return [np.float64(leaf[...]) for leaf in leaves]
-
-
-def counts_as(kind, model):
-    w, a, b = float64(weight_of(model), *factors_of(model))
-    return w + SCALE * np.einsum(kind.product, a, b)
 
 
 def check(found, expected, tolerance):

@@ -1,10 +1,11 @@
-"""DoRA, dropout and rank-stabilized scales, on every kind of weight that has LoRA.
+"""LoRA, DoRA, dropout and rank-stabilized scales, on every kind of weight.
 
 Layers are linear in their weight and in their inputs, so outputs and gradients are
 known in NumPy's float64: with ``w`` stored, ``v = w + scale * a @ b`` and its columns
 scaled to ``m``, a layer gives ``f(x, w) + f(kept, m * v / |v| - w)``.
 """
 
+import itertools
 import pickle
 from typing import NamedTuple
 
@@ -22,12 +23,11 @@ from tests.surgery.adapted_kinds import CALL, KINDS, SCALE, check, float64, numb
 
 surgery = nnx.surgery
 VARIANTS = {
-    "rslora": {"use_rslora": True},
+    "LoRA": {},
     "DoRA": {"use_dora": True},
     "dropout": {"dropout": 0.5},
     "all": {"use_rslora": True, "use_dora": True, "dropout": 0.5},
 }
-PAIRS = [(variant, name) for variant in VARIANTS for name in KINDS]
 
 
 class Adapted:
@@ -121,6 +121,14 @@ OWN = [
 ]
 
 
+# A Param that is selected itself has no inputs that could be dropped.
+PAIRS = [
+    (variant, name)
+    for variant, name in itertools.product(VARIANTS, KINDS)
+    if variant != "dropout" or name not in OWN
+]
+
+
 @pytest.mark.parametrize(("variant", "name"), PAIRS)
 def test_a_weight_counts_as_its_formula_says_and_is_merged(variant, name):
     it = Adapted(variant, name)
@@ -137,7 +145,8 @@ def test_a_weight_counts_as_its_formula_says_and_is_merged(variant, name):
     x = jnp.asarray(kind.x)
     x = x if x.dtype == jnp.int32 else x.astype(jnp.bfloat16)
     rounded = CALL(half.layer, x)
-    assert rounded.dtype == jnp.bfloat16
+    dtypes = [x.dtype for x in (rounded, it.weight(half), *it.leaves(half))]
+    assert {*dtypes} == {jnp.dtype(jnp.bfloat16)}
     check(rounded, kind.expected(kind.x, w), 4e-2)
     surgery.remove_lora(taken_off)
     surgery.merge_lora(model)
@@ -148,7 +157,7 @@ def test_a_weight_counts_as_its_formula_says_and_is_merged(variant, name):
 
 
 @pytest.mark.parametrize(("variant", "name"), PAIRS)
-def test_a_step_moves_what_was_added_along_its_gradients(variant, name):
+def test_a_step_moves_what_was_added_along_its_gradients(variant, name, mode):
     it = Adapted(variant, name)
     kind, model = it.kind, it.model
     _, a, b, *_ = float64(it.weight(), *it.leaves())
@@ -156,21 +165,24 @@ def test_a_step_moves_what_was_added_along_its_gradients(variant, name):
     kept, w = it.kept(), np.array(it.weight())
     shape = it.outputs(kept).shape
     cost = np.float64(numbers(*shape))
-    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.LoRAParam)
+    expected = it.outputs(kept)
+    v, gain, unit = it.direction()
+    surgery.freeze(model, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)))
+    sgd = optax.sgd(0.1)
+    optimizer = nnx.Optimizer(model, sgd, wrt=nnx.Param, graph=mode["graph"])
 
-    @nnx.jit
+    @nnx.jit(**mode)
     def step(model, optimizer):
         def loss(model):
             y = model.layer(kind.x)
             return jnp.sum(y * cost.astype(np.float32)), y
 
-        wrt = nnx.DiffState(0, nnx.LoRAParam)
-        grads, y = nnx.grad(loss, argnums=wrt, has_aux=True)(model)
+        # Counts of random streams are integers.
+        options = {"has_aux": True, "allow_int": True}
+        grads, y = nnx.grad(loss, **options, **mode)(model)
         optimizer.update(model, grads)
         return y
 
-    expected = it.outputs(kept)
-    v, gain, unit = it.direction()
     ones = np.eye(v.size).reshape(v.size, *v.shape)
     slope = [np.sum(kind.expected(kept, one) * cost) for one in ones]
     slope = np.reshape(slope, v.shape)
@@ -185,6 +197,7 @@ def test_a_step_moves_what_was_added_along_its_gradients(variant, name):
         before = np.einsum(f"{kernel}->{columns}", gain * v / unit)
         count = v.size // of_lengths.size
         check(moved[2], before / count - 0.1 * of_lengths, 1e-5)
+    surgery.unfreeze(model)
     np.testing.assert_array_equal(it.weight()[...], w)
 
 
@@ -192,6 +205,9 @@ def test_a_step_moves_what_was_added_along_its_gradients(variant, name):
 def test_adapters_of_peft_go_out_and_in(variant, name, tmp_path):
     it = Adapted(variant, name)
     if it.kind.line is None:
+        line = {"x.weight": it.kind.where.removesuffix(".kernel") + ".kernel"}
+        with pytest.raises(ValueError, match="the table lacks adapted layers"):
+            nnx.weights.save_adapter(tmp_path, it.model, line)
         return
     if isinstance(it.model.layer, nnx.Embed):
         it.model.layer.lora.adapts_attend = False
@@ -216,6 +232,29 @@ def test_adapters_of_peft_go_out_and_in(variant, name, tmp_path):
     if "dropout" in it.options:
         assert it.plain.layer.lora.dropout.rate == 0.5
         assert it.plain.layer.lora.dropout.deterministic
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_layers_of_a_stack_are_adapted_apart(name):
+    kind = KINDS[name]
+    stack = nnx.Dict(layer=nnx.Stack(kind.make, 2, rngs=nnx.Rngs(0)))
+    plain = nnx.graphdef(stack)
+    where = kind.where.replace("layer", "layer.layers")
+    surgery.add_lora(stack, where, rank=2, alpha=2 * SCALE, rngs=nnx.Rngs(1))
+    (a, b), (weight,) = [
+        nnx.to_flat_state(x).leaves
+        for x in nnx.state(stack, nnx.LoRAParam, nnx.Variable)
+    ]
+    b[...] = numbers(*b.shape)
+    w, a, b = float64(weight, a, b)
+    apart = kind.product.replace(",", ",z").replace("->", "->z")
+    sums = w + SCALE * np.einsum(f"z{apart}", a, b)
+    found = stack.layer.each(nnx.jit(lambda layer: layer(kind.x)))
+    expected = np.stack([kind.expected(kind.x, w) for w in sums])
+    check(found, expected, 2e-6)
+    surgery.merge_lora(stack)
+    check(weight[...], sums, 1e-6)
+    assert nnx.graphdef(stack) == plain
 
 
 # ------------------------------------------------------------------------- whole models
@@ -282,9 +321,11 @@ class Model(nnx.Module):
         return x
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("remat", [False, True])
+LATER = [pytest.param(x, marks=pytest.mark.long) for x in VARIANTS if x != "LoRA"]
+
+
+@pytest.mark.parametrize("variant", ["LoRA", *LATER])
+@pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_stack_is_trained_as_its_layers_are(variant, remat, mode):
     stack = Model(nnx.Stack(Block, 2, rngs=nnx.Rngs(0), remat=remat))
     adapt(stack, **VARIANTS[variant])
@@ -370,9 +411,12 @@ SHARDED = {
 
 
 @pytest.mark.parametrize(
-    ("variant", "axes"), [("rslora", "Explicit"), ("all", "Explicit"), ("all", "Auto")]
+    ("name", "variant", "axes"),
+    [
+        *itertools.product(SHARDED, ("LoRA", "all"), ["Explicit"]),
+        *itertools.product(("Linear", "Stack"), ["all"], ["Auto"]),
+    ],
 )
-@pytest.mark.parametrize("name", SHARDED)
 def test_eight_devices_give_what_one_gives(variant, name, axes):
     row, options = SHARDED[name], dict(VARIANTS[variant])
     if row.where == "blocks.kernel":  # a Param has no inputs that could be dropped
@@ -417,7 +461,7 @@ def test_eight_devices_give_what_one_gives(variant, name, axes):
 # ---------------------------------------------------------------------------- the rest
 
 
-@pytest.mark.parametrize("options", [{"use_dora": True}, {"dropout": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"dropout": 0.5}])
 def test_a_table_counts_as_the_same_in_look_up_and_attend(options):
     model = nnx.Dict(layer=nnx.Embed(5, 3, rngs=nnx.Rngs(0)))
     surgery.add_lora(model, "layer", rank=2, rngs=nnx.Rngs(1), **options)
@@ -430,7 +474,7 @@ def test_a_table_counts_as_the_same_in_look_up_and_attend(options):
         change.magnitude[...] *= 2
         lengths = np.sqrt((table**2).sum(0))
         table *= np.float64(change.magnitude[...]) / lengths
-    else:  # rows are looked up without inputs, queries are inputs
+    elif options:  # rows are looked up without inputs, queries are inputs
         kept = np.asarray(nnx.clone(change.dropout)(query))
     check(model.layer(np.arange(5)), table, 1e-6)
     check(model.layer.attend(query), query @ w.T + kept @ (table - w).T, 1e-6)
@@ -457,11 +501,7 @@ def test_rates_out_of_range_and_missing_streams_are_refused():
 
 
 def test_abstract_models_get_abstract_lengths():
-    def make():
-        model = Model(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
-        return model
-
-    model = nnx.eval_shape(make)
+    model = nnx.eval_shape(lambda: Model(nnx.Linear(3, 2, rngs=nnx.Rngs(0))))
     surgery.add_lora(model, "blocks", rank=1, rngs=nnx.Rngs(1), use_dora=True)
     lengths = model.blocks.lora.magnitude.get_raw_value()
     assert isinstance(lengths, jax.ShapeDtypeStruct) and lengths.shape == (2,)

@@ -117,14 +117,14 @@ def test_gradients_with_remat_are_those_without(remat):
 
 
 def test_remat_keeps_the_input_of_each_layer_only():
-    def kept(remat, length):
-        stack = nnx.eval_shape(lambda: pair(length, remat=remat)[1])
+    def kept(remat):
+        stack = nnx.eval_shape(lambda: pair(remat=remat)[1])
         return nnx.memory.saved(
             lambda stack, x: in_a_loop(stack, x)[0].sum(), stack, X
         ).bytes
 
-    assert kept(True, 6) < kept(False, 6) / 5
-    assert kept(True, 8) < kept(False, 8) / 5
+    # Two of the eight layers are behind the last whole pattern.
+    assert kept(True) < kept(False) / 5
 
 
 @pytest.mark.long
@@ -261,17 +261,6 @@ def test_lists_of_another_pattern_are_refused_with_the_way_out(period):
     assert isinstance(model.blocks, nnx.List)
     with raises(ValueError, "period=0 must be positive"):
         nnx.surgery.stack(model, "blocks", period=0)
-
-
-@pytest.mark.long
-def test_lora_adapts_all_layers():
-    layers, stack = pair()
-    for model in (layers, stack):
-        nnx.surgery.add_lora(nnx.Dict(x=model), "**.up", rank=2, rngs=nnx.Rngs(0))
-    assert [x.up.lora.lora_a.shape for x in stack] == [(8, 2)] * 8
-    expected = in_turn(nnx.view(layers, deterministic=True), X)[0]
-    found = in_a_loop(nnx.view(stack, deterministic=True), X)[0]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
 # -------------------------------------------------------------------------- on a mesh

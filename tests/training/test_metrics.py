@@ -42,15 +42,6 @@ def test_base_class_must_be_overridden():
 # Average.
 
 
-def test_attributes_stand_in_reading_order():
-    def names(metric):
-        return [name for name in vars(metric) if not name.startswith("_")]
-
-    assert names(metrics.Average()) == ["argname", "total", "count"]
-    assert names(metrics.Accuracy()) == ["threshold", "argname", "total", "count"]
-    assert names(metrics.Welford()) == ["argname", "count", "mean", "m2"]
-
-
 def test_average_of_numbers_and_arrays():
     values = np.array([[1.0, 2.0], [3.0, 4.0]]), 5, jnp.array([6, 7], jnp.uint8), True
     given = ({"loss": x, "other": 0} for x in values)
@@ -153,16 +144,6 @@ def test_predictions_that_do_not_fit_are_named(threshold, logits, labels, phrase
 
 
 # Welford.
-
-
-def test_welford_of_reference_batches():
-    metric = metrics.Welford()
-    for values, expected in (
-        ([1.0, 2.0, 3.0, 4.0], (2.5, 0.559017, 1.118034)),
-        ([3.0, 2.0, 1.0, 0.0], (2.0, 0.43301272, 1.2247449)),
-    ):
-        found = updated(metric, {"values": jnp.array(values)}).compute()
-        np.testing.assert_allclose(jax.tree.leaves(found), expected, rtol=1e-6)
 
 
 def test_welford_of_many_batches_against_numpy():
@@ -299,13 +280,6 @@ def dense():
         kernel=nnx.Param(jnp.array([1.0, 2.0]), tag="kernel"),
         mean=nnx.BatchStat(jnp.array([5.0])),
     )
-
-
-def test_attributes_of_averages_stand_in_reading_order():
-    ema = nnx.EMA(dense(), 0.5, only=nnx.Param)
-    names = [name for name in vars(ema) if not name.startswith("_")]
-    assert names == ["graph", "decay", "filter", "params"]
-    assert ema.filter is nnx.Param and ema.decay == 0.5
 
 
 def test_averages_are_copies_of_the_same_type_and_metadata():

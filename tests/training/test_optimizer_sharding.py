@@ -340,16 +340,15 @@ def test_a_state_without_a_new_parameter_is_named():
         optimizer.update(model, gradients(model))
 
 
-@pytest.mark.parametrize("width", [7, 1])
-def test_gradients_of_another_shape_are_named(width):
-    # With width 1 the sum of both would have the shape of the gradients.
-    model, optimizer = started(width, optax.sgd(0.1))
-    where = f"the parameter is float32[{width},1], its gradient float32[5,1]"
+def test_gradients_of_another_shape_are_named():
+    # The sum of both would have the shape of the gradients.
+    model, optimizer = started(1, optax.sgd(0.1))
+    where = "the parameter is float32[1,1], its gradient float32[5,1]"
     told = "The gradients don't fit", "selected by wrt=Param", "layers/0/kernel: "
     way = "Differentiate the model as it is now"
     with raises(ValueError, *told, where, way):
         optimizer.update(model, gradients(model_of(5)))
-    assert model.layers[0].kernel.shape == (width, 1)
+    assert model.layers[0].kernel.shape == (1, 1)
 
 
 SHAPES = [(), (1,), (3,), (1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (1, 2, 3), (0, 3)]

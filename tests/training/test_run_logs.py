@@ -228,7 +228,7 @@ def test_half_a_row_is_dropped_wherever_it_was_cut(tmp_path, kind):
     whole = path.read_bytes()
     rows = whole.splitlines(keepends=True)
     last_saved = len(b"".join(rows[: len(rows) - LAST % EVERY]))
-    for size in range(last_saved, len(whole)):
+    for size in (*range(last_saved, len(whole), 6), len(whole) - 1):
         path.write_bytes(whole[:size])
         train(tmp_path, kind)
         assert path.read_bytes() == whole

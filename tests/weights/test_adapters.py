@@ -518,18 +518,6 @@ def test_layers_compute_what_they_compute_in_pytorch(name):
     check_call(loaded(make, **weights), x, expected=expected(x, **weights))
 
 
-def test_embed():
-    weight = numbers(5, 3)
-    layer = loaded(partial(nnx.Embed, 5, 3), weight=weight)
-    check_call(layer, np.array([4, 0]), expected=weight[[4, 0]])
-
-
-def test_a_bias_that_the_layer_lacks_is_unexpected():
-    with pytest.raises(nnx.errors.StateMismatchError) as error:
-        loaded(LAYOUTS["a subclass"][0], weight=numbers(3, 4), bias=numbers(3))
-    assert error.value.unexpected == (("x.bias",),)
-
-
 # ------------------------------------------------------------------------- attention
 
 

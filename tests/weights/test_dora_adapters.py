@@ -95,7 +95,6 @@ def test_dora_and_dropout_are_those_of_peft(tmp_path, monkeypatch):
     "change, said",
     ({"use_dora": False}, "use_dora=False"),
     ({"ensure_weight_tying": True}, "use_dora with ensure_weight_tying"),
-    ({"lora_bias": True}, "lora_bias"),
     ids=str,
 )
 def test_settings_that_do_not_fit_dora_are_refused(change, said, tmp_path):

@@ -29,6 +29,9 @@ class Block(nnx.Module):
         self.experts = nnx.GatedExperts(3, 8, 5, rngs=rngs)
 
 
+make = nnx.jit(lambda: Block(nnx.Rngs(0)))
+
+
 # A weight in the file, its layers, its layout, and factors; then with how many outputs.
 HEADS = ["query", "key", "value"], "+(h d) e -> e h d"
 CASES = {
@@ -70,7 +73,7 @@ def change_of(name, a, b):
 def model_of(table, w):
     """A model with this weight."""
     weights = dict.fromkeys(table, w)
-    return nnx.weights.load(weights, Block(nnx.Rngs(0)), table, missing=...)
+    return nnx.weights.load(weights, make(), table, missing=...)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,7 +102,7 @@ def test_lengths_of_dora_are_cut_as_their_columns(tmp_path):
     magnitude = numbers(16)
     factors["attn.qkv.lora_magnitude_vector"] = magnitude
     write_adapter(tmp_path, factors, **config, use_dora=True)
-    stored, model = (tmp_path / FILE).read_bytes(), Block(nnx.Rngs(0))
+    stored, model = (tmp_path / FILE).read_bytes(), make()
     nnx.weights.load_adapter(tmp_path, model, table)
     cut = np.split(magnitude.reshape(4, 4), [2, 3])
     for layer, expected in zip((model.query, model.key, model.value), cut, strict=True):
@@ -111,7 +114,7 @@ def test_lengths_of_dora_are_cut_as_their_columns(tmp_path):
 def test_what_peft_can_not_have_in_common_is_not_written(tmp_path):
     table, factors, config = case("heads")
     write_adapter(tmp_path, factors, **config)
-    model = Block(nnx.Rngs(0))
+    model = make()
     nnx.weights.load_adapter(tmp_path, model, table)
     before = (tmp_path / FILE).read_bytes()
     model.key.lora.lora_a[...] += 1.0
@@ -130,7 +133,7 @@ def test_what_peft_can_not_have_in_common_is_not_written(tmp_path):
 def test_factors_that_layers_share_are_trained_as_one_and_saved(tmp_path):
     table, factors, config = case("gated")
     write_adapter(tmp_path, factors, **config)
-    model = Block(nnx.Rngs(0))
+    model = make()
     nnx.weights.load_adapter(tmp_path, model, table)
     model.up.lora.lora_a = model.gate.lora.lora_a
     x = jnp.asarray(numbers(3, 8))
@@ -143,14 +146,14 @@ def test_factors_that_layers_share_are_trained_as_one_and_saved(tmp_path):
     assert len(nnx.to_flat_state(gradients).leaves) == 3
     model.gate.lora.lora_a[...] -= gradients["gate"]["lora"]["lora_a"][...]
     nnx.weights.save_adapter(tmp_path, model, table)
-    again = Block(nnx.Rngs(0))
+    again = make()
     nnx.weights.load_adapter(tmp_path, again, table)
     np.testing.assert_array_equal(again.up.lora.lora_a, model.gate.lora.lora_a)
 
 
 def test_experts_with_dropout_are_not_written(tmp_path):
     table, _, _ = case("experts")
-    model = Block(nnx.Rngs(0))
+    model = make()
     rngs = nnx.Rngs(params=1, dropout=2)
     where = ["experts.gate", "experts.up"]
     nnx.surgery.add_lora(model, where, rank=2, rngs=rngs, dropout=0.5)
@@ -162,11 +165,11 @@ def test_experts_with_dropout_are_not_written(tmp_path):
 
 def test_experts_with_files_of_their_own_are_layers_of_peft(tmp_path):
     table = {"experts.{e}.w1.weight": ("experts.gate.kernel", "o i -> i o")}
-    model = Block(nnx.Rngs(0))
+    model = make()
     options = {"rank": 2, "use_dora": True, "rngs": nnx.Rngs(1)}
     nnx.surgery.add_lora(model, "experts.gate", **options)
     nnx.weights.save_adapter(tmp_path, model, table)
-    again = Block(nnx.Rngs(0))
+    again = make()
     assert nnx.weights.load_adapter(tmp_path, again, table) == [("experts", "gate")]
     np.testing.assert_array_equal(
         again.experts.gate.lora.magnitude, model.experts.gate.lora.magnitude

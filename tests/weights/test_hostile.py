@@ -83,74 +83,51 @@ FILES = {
     # Not what the header should be.
     "not UTF-8": (file(b'{"\xff":1}'), "not UTF-8, at byte 2"),
     "UTF-16": (file('{"a":1}'.encode("utf-16")), r"a brace, but has .*\\ufffd\\ufffd{"),
-    "a surrogate in UTF-8": (file(b'{"\xed\xa0\x80":1}'), "at byte 2 of it"),
     "a byte-order mark": (file(b"\xef\xbb\xbf{}"), r"a brace, but has '\\ufeff{}'"),
     "a zip": (b"PK\x03\x04" + bytes(40), "it is a zip archive, as torch"),
     "a list": (file([]), r"a brace, but has '\[\]'"),
-    "a number": (file("3"), "a brace, but has '3'"),
-    "a string": (file('"a"'), "a brace, but has '\"a\"'"),
     "no JSON": (file("{a:1}"), "character 1, which has 'a:1}'"),
     "an object without an end": (spelt('{"a":@'), "Expecting ',' .* has ''"),
-    "a comma too many": (spelt('{"a":@,}'), "not JSON: .* has ',?}'"),
     "text after the end": (file("{}x"), "Extra data at character 2, .* has 'x'"),
-    "zeros after the end": (file(b"{}\0\0"), r"Extra data .* has '\\x00\\x00'"),
-    "two headers": (file("{}{}"), "Extra data .* has '{}'"),
-    "a comment": (file("{}/*x*/"), "Extra data .* has '/"),
     "a line break in a name": (spelt('{"a\n":@}'), r"Invalid control .* has '\\n"),
     "an unknown escape": (file(r'{"\x41":1}'), r"Invalid .escape.* has '\\"),
     "half a character": (spelt(r'{"\ud800":@}'), "incomplete character"),
-    "half an escape": (file(r'{"\u12'), r"Invalid .uXXXX escape .*u12'"),
     "lists in lists": (file('{"a":' + "[" * 99_999), "header nests too deeply"),
-    "objects in objects": (file('{"a":' * 99_999), "its header nests too deeply"),
     "a shape in a shape": (raw(shape="[[2]]"), r"the shape \[\[2\]\] should be"),
     # Names.
     "a name twice": (spelt('{"a":@,"a":@}'), "the key 'a' twice"),
-    "a name twice, one escaped": (spelt('{"b":@,"\\u0062":@}'), "the key 'b' twice"),
     "a name that is a number": (spelt("{1:@}"), "has '1:"),
-    "a name that is null": (spelt("{null:@}"), "has 'null:"),
     "a long name twice": (spelt('{"N":@,"N":@}'.replace("N", LONG)), "n'... twice"),
     # Metadata.
     "metadata with a number": (described({"step": 3}), r"{.step.: 3}, not a dict"),
-    "metadata in metadata": (described({"x": {"y": "z"}}), "{.x.: {.y.: .z.}}, not"),
-    "metadata that is text": (described("pt"), "metadata is .pt., not"),
     "metadata that is null": (described(None), "metadata is null, not"),
-    "metadata that is a tensor": (described(tensor()), "metadata is {.dtype.: .F32., "),
     "metadata twice": (file('{"__metadata__":{},"__metadata__":{}}'), "a__' twice"),
     "a key of it twice": (file('{"__metadata__":{"k":"","k":""}}'), "key 'k' twice"),
     # The fields of a tensor.
     "a tensor that is null": (file({"a": None}), "'a': it is null, not an object"),
     "a tensor as a list": (file({"a": ["F32", [2], [0, 8]]}, bytes(8)), r"is \[.F32."),
     "no dtype": (file({"a": {"shape": [2], "data_offsets": [0, 8]}}), "'a': no dtype"),
-    "no shape": (file({"a": {"dtype": "F32", "data_offsets": [0, 8]}}), "no shape"),
-    "no offsets": (file({"a": {"dtype": "F32", "shape": [2]}}), "no data_offsets"),
     "no fields": (file({"a": {}}), "no dtype and no shape and no data_offsets"),
     "a field twice": (file('{"a":{"dtype":"F32","dtype":"F64"}}'), "key 'dtype' twice"),
     "an unknown field": (one(strides=[4]), "the unknown field 'strides'"),
     # Dtypes.
     "an unknown dtype": (one(dtype="F33"), "unknown dtype 'F33'"),
-    "a dtype in small letters": (one(dtype="f32"), "unknown dtype 'f32'"),
-    "an object dtype": (one(dtype="|O"), r"unknown dtype '\|O'"),
     "a dtype that is a number": (raw(dtype="32"), "the dtype 32 is not text"),
-    "a dtype that is null": (raw(dtype="null"), "the dtype null is not text"),
     "a dtype of half bytes": (
         one(bytes(1), dtype="F4", data_offsets=[0, 1]),
         "dtype F4, whose elements are smaller than a byte",
     ),
     # Shapes.
     "a negative size": (one(shape=[-2]), "has the number '-2', which is not a size"),
-    "two negative sizes": (one(shape=[-2, -1]), "the number '-2'"),
     "a size that is a fraction": (raw(shape="[2.0]"), r"the shape \[2\.0\] should be"),
-    "a size with an exponent": (raw(shape="[2e0]"), r"the shape \[2\.0\]"),
     "a size that is a boolean": (raw(shape="[true,2]"), r"the shape \[true, 2\]"),
     "a size that is text": (one(shape=["2"]), r"the shape \[.2.\] should"),
-    "a size that is null": (one(shape=[None]), r"the shape \[null\] should"),
     "a size that is NaN": (raw(shape="[NaN]"), r"the shape \[NaN\] should"),
     "a size that is minus zero": (raw(shape="[-0,2]"), "the number '-0'"),
     "a size with a leading zero": (raw(shape="[02]"), r"has '2\],"),
     "a size of many digits": (raw(shape=f"[{99999 * '9'}]"), "the number '9{21}'"),
     "a size in Arabic digits": (raw(shape="[\u0662]"), r"has '\\u0662\]"),
     "a shape that is a number": (raw(shape="2"), "the shape 2 should be integers"),
-    "a shape that is null": (raw(shape="null"), "the shape null should be"),
     "a size of 2**64": (one(shape=[2**64]), r"\[18446744073709551616\] is larger"),
     "sizes whose product is 2**64": (one(shape=[2**32, 2**32]), "4294967296, 429"),
     "sizes whose product is 2**64 + 2": (
@@ -162,7 +139,6 @@ FILES = {
     "a million axes": (one(shape=[1] * 1_000_000), "1000000 axes, but an array has"),
     # Offsets.
     "one offset": (one(data_offsets=[8]), r"the offsets \[8\] are not a begin"),
-    "no offset": (one(data_offsets=[]), r"the offsets \[\] are not a begin"),
     "three offsets": (
         one(data_offsets=[0, 8, 8]),
         r"\[0, 8, 8\] are not a begin",
@@ -176,7 +152,6 @@ FILES = {
         raw(data_offsets="[0,8.5]"),
         r"the offsets \[0, 8\.5\] should",
     ),
-    "offsets that are an object": (raw(data_offsets='{"0":8}'), "offsets {.0.: 8} sh"),
     "an end before the beginning": (one(data_offsets=[8, 0]), r"offsets \[8, 0\] are"),
     "fewer bytes": (one(data_offsets=[0, 4]), r"are 4 bytes apart, but F32\[2\] has 8"),
     "more bytes than the shape": (one(shape=[1]), r"8 bytes apart, but F32\[1\] has 4"),
@@ -192,11 +167,9 @@ FILES = {
     "a gap": (two([0, 8], [12, 20], bytes(20)), "the bytes 8 to 12 belong to no"),
     "a gap at the beginning": (one(bytes(12), data_offsets=[4, 12]), "0 to 4 belong"),
     "a tensor after the end": (two([0, 8], [8, 16], bytes(8)), "'b': it ends .* 16"),
-    "no data": (one(b""), "at byte 8, but the file has 0 bytes"),
     "data that is cut off": (GOOD[:-1], "at byte 8, but the file has 7 bytes"),
     "data too long": (GOOD + b"x", "8 bytes, and 1 more follow"),
     "data of no tensor": (file("{}", bytes(5)), "0 bytes, and 5 more follow"),
-    "a program after the data": (GOOD + b"#!/bin/sh\nrm -rf /\n", "19 more follow"),
 }
 
 # What the library takes: keys that come twice, of which it keeps one, what it ignores,
@@ -207,7 +180,6 @@ STRICTER = {
     "a key of it twice",
     "a long name twice",
     "a name twice",
-    "a name twice, one escaped",
     "a tensor as a list",
     "an unknown field",
     "metadata that is null",
@@ -349,7 +321,6 @@ PLACES = {
 # An index of these bytes, beside a good file.
 INDEXES = {
     "no weight_map": (b'{"metadata": {}}', "it has no weight_map"),
-    "a weight_map that is a list": (b'{"weight_map": ["a"]}', "no weight_map"),
     "an index that is a list": (b"[]", "it has no weight_map"),
     "an index that is not JSON": (b"{", "it is not JSON"),
     "an index that is not UTF-8": (b'{"\xff": 1}', "it is not UTF-8, at byte 2"),
@@ -447,9 +418,6 @@ def corpus(tmp_path_factory):
     return found
 
 
-NAMES = [*FILES, *(f"npz: {x}" for x in ARCHIVES), *(f"folder: {x}" for x in FOLDERS)]
-
-
 def refusal(path):
     """What is said of a file, before anything is looked for in it."""
     with pytest.raises(nnx.errors.WeightsError) as caught:
@@ -457,21 +425,15 @@ def refusal(path):
     return str(caught.value)
 
 
-def test_the_corpus_is_large(corpus):
-    assert [*corpus] == NAMES and len(corpus) > 150
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [*FILES, *(f"npz: {x}" for x in ARCHIVES), *(f"folder: {x}" for x in FOLDERS)],
+)
 def test_each_is_refused_for_its_own_reason(corpus, name):
     path, text = corpus[name]
     message = refusal(path)
     assert re.search(text, message), message
     assert str(path) in message and len(message) < 1000
-
-
-def test_each_has_a_message_of_its_own(corpus):
-    texts = [text for _, text in corpus.values()]
-    assert len({*texts}) > 0.95 * len(texts)
 
 
 def test_none_is_loaded_or_takes_much_memory(corpus):

@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import tracemalloc
-import weakref
 
 import hypothesis
 import jax
@@ -264,25 +263,6 @@ def test_runs_are_the_bytes_of_the_slice_in_order(case):
     assert b"".join(runs) == array[index].tobytes()
 
 
-def test_axes_taken_whole_make_runs_longer():
-    def runs(shape, index):
-        length, starts = stored_tensors.runs(stored_tensors.bounds_of(shape, index), 4)
-        return length, len([*starts])
-
-    shape = (6, 4, 5)
-    assert runs(shape, np.s_[1:3, :, :]) == (160, 1)
-    assert runs(shape, np.s_[:, 1:2, :]) == (20, 6)
-    assert runs(shape, np.s_[2:3, 1:3, :]) == (40, 1)
-    assert runs(shape, np.s_[:, :, 1:2]) == (4, 24)
-    assert runs((), ()) == (4, 1)
-
-
-@pytest.mark.parametrize("index", [np.s_[::2,], np.s_[:, :], ()])
-def test_what_is_no_slice_of_step_one_is_refused(index):
-    with pytest.raises(ValueError, match="not a slice of step 1"):
-        stored_tensors.bounds_of((4,), index)
-
-
 # ---------------------------------------------------------------- folders
 
 
@@ -401,17 +381,12 @@ def bytes_of_the_library(arrays, metadata):
 
 
 @tables.cases("metadata", None, {}, {"format": "pt"}, {"é\n": '\x7f\x01"\\'})
-def test_bytes_are_those_of_the_library(tmp_path, metadata):
-    arrays = arrays_of_all_dtypes() | {'"ü\t\x02/\U0001f600': np.array(3, np.float32)}
-    saving.write(tmp_path / "a.safetensors", outs(arrays), metadata=metadata)
-    written = (tmp_path / "a.safetensors").read_bytes()
-    assert written == bytes_of_the_library(arrays, metadata)
-
-
-def test_what_is_written_is_read_again(tmp_path):
-    arrays = arrays_of_all_dtypes() | {"scalar": np.array(2.5), "": np.zeros((0, 3))}
-    assert saving.write(tmp_path, outs(arrays)) == [f"{tmp_path}/model.safetensors"]
-    read = read_all(tmp_path)
+def test_bytes_are_those_of_the_library_and_are_read_again(tmp_path, metadata):
+    odd = {'"ü\t\x02/\U0001f600': np.array(3, np.float32), "": np.zeros((0, 3))}
+    arrays, path = arrays_of_all_dtypes() | odd, tmp_path / "model.safetensors"
+    assert saving.write(tmp_path, outs(arrays), metadata=metadata) == [str(path)]
+    assert path.read_bytes() == bytes_of_the_library(arrays, metadata)
+    read = read_all(path)
     assert {*read} == {*arrays}
     for name, array in arrays.items():
         assert (read[name].dtype, read[name].shape) == (array.dtype, array.shape)
@@ -462,25 +437,6 @@ def test_a_file_beside_a_set_is_refused_as_no_reader_would_know_which(tmp_path):
     saving.write(tmp_path / "other", outs(arrays))
     with pytest.raises(nnx.errors.WeightsError, match="read instead of"):
         saving.write(tmp_path / "other", outs(arrays), shard_bytes=80)
-
-
-# ---------------------------------------------------------------- one at a time
-
-
-def test_arrays_are_made_one_at_a_time(tmp_path):
-    made = []
-
-    def make():
-        # The array before is no more: nothing but the writer could have kept it.
-        assert all(reference() is None for reference in made)
-        array = np.zeros(100, np.float32)
-        made.append(weakref.ref(array))
-        return array
-
-    stored = stored_tensors.Stored(np.dtype("f4"), (100,))
-    late = [saving.NewTensor(name, stored, make) for name in "abcde"]
-    saving.write(tmp_path, late)
-    assert len(made) == 5
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 2**24])
