@@ -507,22 +507,6 @@ def test_a_divided_mixture_equals_the_whole_one(name, experts):
     check_same(jax.device_get(loads), jax.device_get(expected_loads))
 
 
-def test_divided_experts_may_have_lora_with_dropout():
-    x, model = random(8, F), mixture()
-    options = {"rank": 2, "dropout": 0.5, "rngs": nnx.Rngs(3)}
-    nnx.surgery.add_lora(model, "experts.up", **options)
-    model.experts.up.lora.lora_b[...] += 1.0
-    call = nnx.jit(lambda model, x: model(x))
-    model.eval()
-    expected = call(model, x)
-    model.expert_axis = "expert"
-    with jax.set_mesh(meshes.mesh_of("Auto", expert=2)):
-        check_same(call(model, x), expected, 1e-4, 1e-5)
-        model.train()
-        dropped = call(model, x), call(model, x)
-    assert not np.allclose(*dropped)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", SENT)
 def test_what_is_sent(name):
