@@ -484,6 +484,29 @@ def test_the_layers_own_cache_takes_the_options_of_the_layer(name):
     check_close(np.concatenate(y, axis=1), expected)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_positions_only_rotate_where_the_layer_has_its_own_cache(window):
+    layer = make_layer(["rope"], sliding_window=window)
+    expected = layer(X, is_causal=True)
+    decode = nnx.jit(lambda layer, x, at: layer(x, decode=True, positions=at))
+    for start in (-2, 0.5, 3):  # distances alone count
+        layer.init_cache((BATCH, LENGTH, FEATURES))
+        tokens = [(X[:, t : t + 1], jnp.array([start + t])) for t in range(LENGTH)]
+        y = [decode(layer, *token) for token in tokens]
+        check_close(np.concatenate(y, axis=1), expected)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_positions_of_all_rows_may_be_given_once_and_there_may_be_no_token(window):
+    layer = make_layer(["rope"], sliding_window=window)
+    cache = layer.make_cache(BATCH, LENGTH)
+    y = layer(X[:, :0], positions=jnp.zeros(0, int), cache=cache)
+    assert y.shape == (BATCH, 0, FEATURES)
+    parts = [[*range(5)], [*range(5, LENGTH)]]
+    y = [layer(X[:, jnp.array(x)], positions=x, cache=cache) for x in parts]
+    check_close(np.concatenate(y, axis=1), layer(X, is_causal=True))
+
+
 # ----------------------------------------------------------------------------- errors
 
 

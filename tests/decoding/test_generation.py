@@ -222,6 +222,22 @@ def test_padding_has_no_position_behind_the_last_one():
         assert made.lists() == [continued(short, prompt, 4)]
 
 
+def test_no_cache_is_longer_than_the_sequences_of_the_model():
+    class Limited(nnx.Module):
+        max_length = 20
+
+        def init_cache(self, batch, max_length):
+            lengths.append(max_length)
+            return {}
+
+        def __call__(self, tokens, *, positions, cache):
+            return jax.nn.one_hot(tokens + 1, 30)
+
+    lengths = list[int]()
+    made = generate(Limited(), [[*range(10)]], max_new_tokens=9)
+    assert (made.lists(), {*lengths}) == ([[*range(10, 19)]], {20})
+
+
 class Script(nnx.Module):
     """Says the tokens of a table, whatever the prompts are."""
 
@@ -323,6 +339,14 @@ def test_samples_depend_on_the_key_only(model):
 def test_what_can_not_be_continued(model, prompts, more, error):
     with pytest.raises(ValueError, match=error):
         generate(model, prompts, **{"max_new_tokens": 9, **more})
+
+
+def test_numbers_of_tokens_are_whole(model):
+    for name in ("max_new_tokens", "padded_length"):
+        with pytest.raises(TypeError, match=f"{name} must be a whole number, got 3.0"):
+            generate(model, [[1]], **{"max_new_tokens": 2, name: 3.0})
+    made = generate(model, [[1]], max_new_tokens=np.int64(2))
+    assert made.lists() == generate(model, [[1]], max_new_tokens=2).lists()
 
 
 def test_prompts_are_integers(model):

@@ -80,6 +80,7 @@ def test_shares_are_those_of_the_softmax_of_what_is_left(options, weights):
     {"top_p": 0},
     {"top_p": 1.5},
     {"min_p": 1.1},
+    {"temperature": np.float32(-1)},
     ids=str,
 )
 def test_values_out_of_range_are_refused(values):

@@ -196,6 +196,8 @@ def test_wrong_arguments(model):
         speculate(model, nnx.Linear, PROMPTS, max_new_tokens=4)
     with pytest.raises(ValueError, match="part of the model"):
         speculate(model, Owner(np.eye(40)), PROMPTS, max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"(?s)not for the tokens.*40\], .*\[3,9\]"):
+        speculate(Table(np.eye(40)), Table(np.eye(9)), PROMPTS, max_new_tokens=4)
 
 
 class Rotates(nnx.Module):

@@ -4,6 +4,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas
 
@@ -69,6 +70,44 @@ def test_memory_of_arguments_is_the_sum_of_shards():
     assert memory.parameters == params
     assert memory.optimizer == 2 * params + 4 + 4  # two counters
     assert memory.others == 4 * 32 * 16
+
+
+def memory_of(function, *args):
+    return nnx.forecast.step(function, *args, target=nnx.forecast.target(CPU)).memory
+
+
+KERNEL = jax.random.normal(jax.random.key(0), (64, 64))
+
+
+@tables.cases(
+    "function",
+    lambda x: x @ KERNEL,
+    nnx.jit(lambda x: x @ KERNEL),
+    lambda x: jax.checkpoint(jax.jit(lambda x: x @ KERNEL + KERNEL[:1]))(x),
+    lambda x: jax.lax.scan(lambda x, _: (x @ KERNEL, None), x, None, length=2)[0],
+    ids=["function", "jit", "nested", "loop"],
+)
+def test_what_a_function_closes_over_counts_once(function):
+    memory = memory_of(function, jnp.ones((2, 64)))
+    assert (memory.constants, memory.others) == (4 * 64 * 64, 4 * 2 * 64)
+    assert memory.total >= memory.constants + memory.arguments
+
+
+def test_arguments_count_as_jax_holds_them():
+    assert memory_of(jnp.sin, np.zeros(8)).others == 4 * 8  # float64, for JAX float32
+    assert memory_of(lambda x: x.astype(float), jnp.zeros((3, 3), jnp.int4)).others == 5
+
+
+def test_frozen_params_are_parameters_and_states_of_optax_the_optimizer():
+    model = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
+    nnx.surgery.freeze(model, where="kernel")
+    memory = memory_of(lambda model, x: model(x), model, jnp.ones((1, 4)))
+    assert memory.parameters == 4 * (4 * 8 + 8)
+    graphdef, params = nnx.split(nnx.Linear(4, 8, rngs=nnx.Rngs(0)))
+    state = nnx.TrainState.create(graphdef, params=params, tx=models.optax.adam(0.1))
+    memory = memory_of(lambda state: state.apply_gradients(state.params), state)
+    assert memory.parameters == 4 * (4 * 8 + 8)
+    assert memory.optimizer == 2 * 4 * (4 * 8 + 8) + 4
 
 
 def test_a_forecast_for_cpus_is_what_the_compiled_step_has():

@@ -505,3 +505,33 @@ def test_abstract_models_get_abstract_lengths():
     surgery.add_lora(model, "blocks", rank=1, rngs=nnx.Rngs(1), use_dora=True)
     lengths = model.blocks.lora.magnitude.get_raw_value()
     assert isinstance(lengths, jax.ShapeDtypeStruct) and lengths.shape == (2,)
+
+
+def mixture_with_dropout():
+    rngs = nnx.Rngs(0)
+    experts = nnx.GatedExperts(4, 4, 8, rngs=rngs)
+    model = nnx.MixtureOfExperts(nnx.Router(4, 4, top_k=2, rngs=rngs), experts)
+    surgery.add_lora(model, "experts.up", rank=2, dropout=0.5, rngs=rngs)
+    model.experts.up.lora.lora_b[...] += 1.0
+    return model, numbers(8, 4)
+
+
+def test_divided_experts_may_have_lora_with_dropout():
+    model, x = mixture_with_dropout()
+    model.expert_axis = "expert"
+    with jax.set_mesh(meshes.mesh_of("Auto", expert=2)):
+        assert nnx.eval_shape(lambda model: model(x), model).shape == x.shape
+
+
+@pytest.mark.long
+def test_divided_experts_with_dropout_compute_the_same_without_it():
+    model, x = mixture_with_dropout()
+    call = nnx.jit(lambda model, x: model(x))
+    model.eval()
+    expected = call(model, x)
+    model.expert_axis = "expert"
+    with jax.set_mesh(meshes.mesh_of("Auto", expert=2)):
+        np.testing.assert_allclose(call(model, x), expected, rtol=1e-4, atol=1e-5)
+        model.train()
+        dropped = [np.asarray(call(model, x)) for _ in range(2)]
+    assert not np.allclose(*dropped)

@@ -65,6 +65,14 @@ def test_mask_weighs_values(dtype):
     assert metric.count[...] == 4
 
 
+@pytest.mark.parametrize("hidden", [np.nan, np.inf])
+def test_values_that_do_not_count_may_be_anything(hidden):
+    batch = {"values": np.array([1.0, 3.0, hidden]), "mask": np.array([1, 1, 0])}
+    assert updated(metrics.Average(), batch).compute() == 2.0
+    found = updated(metrics.Welford(), batch).compute()
+    assert (found.mean, found.standard_deviation) == (2.0, 1.0)
+
+
 def test_broadcast_mask_counts_all_it_covers():
     values = np.arange(6.0, dtype=np.float32).reshape(3, 2)
     batch = {"values": values, "mask": np.array([1, 0])}
@@ -206,6 +214,8 @@ def test_masks_go_to_all_metrics_or_to_each_its_own():
         metric.update(values=values, mask=given)
         assert metric.compute() == wanted
     assert list(masks) == ["a"]
+    with pytest.raises(ValueError, match="no metric 'A' to mask, only 'a', 'b'"):
+        metric.update(values=values, mask={"A": mask})
 
 
 def test_metrics_without_mask_are_not_given_one():

@@ -1,6 +1,7 @@
 """Adapters of PEFT: the logits that PEFT computes, what does not fit; layouts."""
 
 import json
+import os
 from functools import partial
 
 import jax.numpy as jnp
@@ -106,6 +107,26 @@ def test_a_read_that_fails_leaves_the_model_as_it_was(tmp_path, monkeypatch):
     assert nnx.graphdef(model) == before
 
 
+def test_factors_never_stand_beside_the_config_of_others(tmp_path, monkeypatch):
+    nnx.weights.save_adapter(tmp_path, adapted(alpha=1), TABLE)
+    replace = os.replace
+
+    def is_killed(source, target):
+        if target.endswith(".json"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", is_killed)
+    with pytest.raises(KeyboardInterrupt):
+        nnx.weights.save_adapter(tmp_path, adapted(alpha=9), TABLE)
+    with pytest.raises(nnx.errors.WeightsError, match=r"adapter_config\.json"):
+        nnx.weights.load_adapter(tmp_path, make(), TABLE)
+    monkeypatch.undo()
+    (tmp_path / "adapter_config.json").mkdir()
+    with pytest.raises(nnx.errors.WeightsError, match=r"config\.json is a folder"):
+        nnx.weights.save_adapter(tmp_path, adapted(), TABLE)
+
+
 def test_an_adapter_of_another_model_is_refused(tmp_path):
     nnx.weights.save_adapter(tmp_path, adapted("blocks[1]"), TABLE)
     check_refused(tmp_path, make_stack(), TABLE, "1 of the 3 layers stacked")
@@ -130,6 +151,16 @@ def test_other_shapes_and_more_than_lora_are_refused(change, said, tmp_path):
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     check_refused(tmp_path, make(), TABLE, said)
+
+
+def test_without_lora_alpha_it_is_that_of_peft(tmp_path):
+    nnx.weights.save_adapter(tmp_path, adapted(alpha=1), TABLE)
+    path, model = tmp_path / "adapter_config.json", make()
+    config = json.loads(path.read_text())
+    del config["lora_alpha"]
+    path.write_text(json.dumps(config))
+    nnx.weights.load_adapter(tmp_path, model, TABLE)
+    assert model.blocks[0].lora.alpha == 8
 
 
 def test_there_must_be_something_to_load_and_to_save(tmp_path):

@@ -142,8 +142,21 @@ def test_what_may_be_missing_stays():
 def test_part_of_a_stack_or_an_abstract_array_may_not_be_missing(make):
     weights = make_weights()
     del weights["h.1.fc.bias"]
-    with pytest.raises(nnx.errors.StateMismatchError):
+    with pytest.raises(nnx.errors.StateMismatchError) as error:
         nnx.weights.load(weights, make(), TABLE, missing="**.bias")
+    is_abstract = make is not make_stack
+    assert ("An abstract array has no value to keep" in str(error.value)) == is_abstract
+    assert ("Use missing= for" in str(error.value)) != is_abstract
+
+
+def test_numbers_that_a_narrower_dtype_can_not_hold_are_refused():
+    weights, model = {"x": np.array([1.0, 7e4, np.inf], np.float32)}, nnx.Dict()
+    model.x = nnx.Param(jnp.zeros(3))
+    with pytest.raises(ValueError, match=r"1 numbers of 'x'(.|\n)*65504(.|\n)*  x"):
+        nnx.weights.load(weights, model, {"x": "x"}, dtype=jnp.float16)
+    assert not model.x.any()
+    nnx.weights.load(weights, model, {"x": "x"}, dtype=jnp.bfloat16)
+    assert model.x[1] == jnp.bfloat16(7e4)
 
 
 def test_ignored_tensors_are_left_out():

@@ -115,6 +115,8 @@ def beam_search(
         num_return_sequences=num_return_sequences,
         early_stopping=early_stopping,
     )
+    num_beams = tasks.whole(NAME, num_beams=num_beams)
+    num_return_sequences = tasks.whole(NAME, num_return_sequences=num_return_sequences)
     _check(num_beams, num_return_sequences, early_stopping)
     task = tasks.read(
         NAME,

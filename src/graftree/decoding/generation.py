@@ -251,6 +251,7 @@ def stream(
         pad=pad,
         padded_length=padded_length,
     )
+    chunk = tasks.whole("nnx.decoding.stream", chunk=chunk)
     if chunk < 1:
         raise ValueError(f"nnx.decoding.stream: chunk must be at least 1, got {chunk}.")
     return _stream(model, task, chunk)

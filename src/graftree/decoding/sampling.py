@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -71,7 +72,7 @@ class Sampler:
     @property
     def is_greedy(self) -> bool:
         """Whether it always takes the likeliest token: at a temperature of 0."""
-        return isinstance(self.temperature, (int, float)) and self.temperature == 0
+        return isinstance(self.temperature, numbers.Real) and self.temperature == 0
 
     def tree_flatten(self) -> tuple[Any, Any]:
         """Flattens it so that programs are compiled once for all temperatures but 0."""
@@ -172,7 +173,7 @@ def _check(
 ) -> None:
     """Raises if a setting is out of its range; arrays may be traced, and pass."""
     value = getattr(settings, name)
-    if isinstance(value, (int, float)) and not is_right(value):
+    if isinstance(value, numbers.Real) and not is_right(value):
         class_name = type(settings).__name__
         raise ValueError(f"The {name} of a {class_name} must be {words}, got {value}.")
 

@@ -73,8 +73,9 @@ def speculate(
 
     Raises:
         TypeError: See `generate`.
-        ValueError: See `generate`; if ``draft_tokens`` is less than 1; if a cache can't
-            forget drafts; or if angles of a `RoPE` of the model depend on the length.
+        ValueError: See `generate`; if ``draft_tokens`` is less than 1; if the models
+            have different numbers of tokens; if a cache can't forget drafts; or if
+            angles of a `RoPE` of the model depend on the length.
 
     Example:
         >>> class Counts(nnx.Module):  # the next token is one more
@@ -95,6 +96,7 @@ def speculate(
         Decoding with Speculative Sampling", algorithm 2.
     """
     tasks.check_static(NAME, draft_tokens=draft_tokens)
+    draft_tokens = tasks.whole(NAME, draft_tokens=draft_tokens)
     if draft_tokens < 1:
         raise ValueError(
             f"{NAME}: draft_tokens must be at least 1, got {draft_tokens}."
@@ -152,7 +154,8 @@ def _generate(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the tokens, how many count, and the lengths of stops."""
     cache, logits = steps.prefill(model, task)
-    draft_cache, _ = steps.prefill(draft, task)
+    draft_cache, guesses = steps.prefill(draft, task)
+    _check_same_tokens(logits, guesses)
     steps.check_separate(NAME, (model, draft), (cache, draft_cache))
     task = dataclasses.replace(task, inputs=None)
     zeros = jnp.zeros(task.tokens.shape[0], jnp.int32)
@@ -181,6 +184,20 @@ def _generate(
     progress = loops.while_loop(is_unfinished, advance, carry)[0]
     tokens, counts = progress.tokens, progress.counts
     return tokens, counts, steps.stop_lengths(tokens, counts, task.stop)
+
+
+def _check_same_tokens(logits: jax.Array, guesses: jax.Array) -> None:
+    """Raises if the draft model is for other tokens than the model."""
+    if logits.shape != guesses.shape:
+        raise ValueError(
+            errors.message(
+                f"{NAME}: the draft model is not for the tokens of the model.",
+                where=f"logits of the model {jax.typeof(logits).str_short()}, of the "
+                f"draft model {jax.typeof(guesses).str_short()}",
+                way_out="Use a draft model with the same vocabulary; cut off logits of "
+                "one that pads its vocabulary.",
+            )
+        )
 
 
 def _drafted(

@@ -24,7 +24,9 @@ def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
     """Reads the prompts; returns the cache, and the logits after each prompt."""
     batch, length = task.tokens.shape
     inputs = () if task.inputs is None else (task.inputs,)
-    cache = model.init_cache(batch, length + task.count, *inputs)
+    slots, limit = length + task.count, getattr(model, "max_length", None)
+    slots = slots if limit is None else min(slots, limit)  # some are for padding
+    cache = model.init_cache(batch, slots, *inputs)
     for own in key_value_caches(cache):
         if own.key.ndim == 4:  # of no Stack
             for variable in (own.key, own.value):

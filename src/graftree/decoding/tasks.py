@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -94,6 +95,9 @@ def read(
     check_static(
         call, max_new_tokens=max_new_tokens, stop=stop, padded_length=padded_length
     )
+    max_new_tokens = whole(call, max_new_tokens=max_new_tokens)
+    if padded_length is not None:
+        padded_length = whole(call, padded_length=padded_length)
     is_traced = isinstance(prompts, _jax.Tracer)
     read_tokens = _traced_prompts if is_traced else _prompts
     tokens, lengths, longest = read_tokens(call, prompts, pad)
@@ -146,6 +150,14 @@ def check_static(call: str, **settings: Any) -> None:
                     f"jax.jit(..., static_argnames={name!r}), or pass a constant.",
                 )
             )
+
+
+def whole(call: str, **setting: Any) -> int:
+    """Returns the value of one setting, which must be a whole number."""
+    ((name, value),) = setting.items()
+    if not hasattr(type(value), "__index__"):
+        raise TypeError(f"{call}: {name} must be a whole number, got {value!r}.")
+    return operator.index(value)
 
 
 def _prompts(

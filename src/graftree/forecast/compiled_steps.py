@@ -20,6 +20,7 @@ from graftree.forecast.placed_arguments import PlacedArguments
 from graftree.forecast.targets import Target
 from graftree.sharding.placement import PlacedArray
 from graftree.transforms.compiled import jit
+from graftree.transforms.lifting import jaxprs
 
 
 def step(
@@ -78,7 +79,7 @@ def step(
     return Forecast(
         placed.target,
         {} if placed.mesh is None else dict(placed.mesh.shape),
-        _memory(placed, compiled),
+        _memory(placed, compiled, _constants(traced.jaxpr)),
         work,
         _undivided(placed),
         _activations(placed, compiled),
@@ -176,14 +177,31 @@ def _name_of_lowering(traced: Any) -> str:
     return "/".join([*filter(None, names), primitive])
 
 
-def _memory(placed: PlacedArguments, compiled: _CompiledStep) -> Memory:
+def _constants(program: Any) -> int:
+    """Adds up the bytes of arrays that a function closes over."""
+    arrays, pending = dict[int, Any](), [program]
+    while pending:
+        jaxpr, constants = jaxprs.opened(pending.pop())
+        arrays.update((id(x), x) for x in constants)
+        for equation in jaxpr.eqns:
+            literals = [x.val for x in equation.invars if isinstance(x, jaxprs.Literal)]
+            arrays.update((id(x), x) for x in literals)
+            parameters = jax.tree.leaves(
+                [*equation.params.values()],
+                is_leaf=lambda x: isinstance(x, jaxprs.PROGRAMS),
+            )
+            pending += [x for x in parameters if isinstance(x, jaxprs.PROGRAMS)]
+    return sum([x.nbytes for x in arrays.values() if getattr(x, "shape", ())])
+
+
+def _memory(placed: PlacedArguments, compiled: _CompiledStep, constants: int) -> Memory:
     """Adds up what a device holds of the arguments, and what the compiler adds."""
     sizes = collections.Counter[str]()
     for row, role in placed.arrays:
         sizes[role] += row.local_bytes
     temporaries = compiled.temporaries
     if compiled.total is not None:
-        temporaries = max(compiled.total - sizes.total(), 0)
+        temporaries = max(compiled.total - sizes.total() - constants, 0)
     accelerator = placed.target.accelerator
     return Memory(
         sizes[placed_arguments.PARAMETERS],
@@ -192,6 +210,7 @@ def _memory(placed: PlacedArguments, compiled: _CompiledStep) -> Memory:
         compiled.outputs,
         temporaries,
         None if accelerator is None else accelerator.memory,
+        constants,
     )
 
 

@@ -60,13 +60,15 @@ class Memory:
     """Bytes that a device holds at once.
 
     Attributes:
-        parameters: Of the Params in the arguments.
+        parameters: Of the Params in the arguments, frozen or not.
         optimizer: Of the state of optimizers.
         others: Of the other arguments.
         outputs: Of results that don't take the place of arguments.
         temporaries: Of what the step makes for itself, at its peak.
         limit: What programs can have of the device's memory; ``None`` for a CPU, of
             which it is unknown.
+        constants: Of arrays that the function closes over, which are part of the
+            program. Pass them as arguments, to have them divided.
 
     Example:
         >>> memory = nnx.forecast.Memory(400, 800, 50, 0, 300, limit=1600)
@@ -80,6 +82,7 @@ class Memory:
     outputs: int
     temporaries: int
     limit: float | None
+    constants: int = 0
 
     @property
     def arguments(self) -> int:
@@ -89,7 +92,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Bytes of all together."""
-        return self.arguments + self.outputs + self.temporaries
+        return self.arguments + self.outputs + self.temporaries + self.constants
 
     @property
     def fits(self) -> bool | None:
@@ -360,6 +363,8 @@ class Forecast:
         ]
         if self.costs is None:
             rows[4] = ("  outputs", "part of temporaries")
+        if memory.constants:
+            rows.insert(4, ("  constants", text_of_bytes(memory.constants)))
         if memory.limit is not None:
             rest = abs(memory.limit - memory.total)
             words = "fits, left" if memory.fits else "does not fit, too much by"

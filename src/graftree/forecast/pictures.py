@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from graftree.forecast.forecasts import Forecast
 
 _GIB = 2**30
-_PARTS = ("parameters", "optimizer", "others", "outputs", "temporaries")
+_PARTS = ("parameters", "optimizer", "others", "constants", "outputs", "temporaries")
 
 
 def draw(forecasts: Mapping[str, Forecast], path: Any = None) -> Any:

@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from graftree import errors
 from graftree.core import paths
 from graftree.core.graph import flattening
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
 from graftree.forecast import targets
 from graftree.forecast.targets import Target
+from graftree.nn import compute_dtypes
 from graftree.sharding.placement import PlacedArray, placed_array
 from graftree.training.optimizers import OptState
 
@@ -71,8 +72,9 @@ def place(
     flat = flat.map(abstract)
     (args, kwargs), arrays = flat.build(), {}
     for path, leaf, array in flat.arrays():
-        role = OPTIMIZER if isinstance(leaf, OptState) else OTHERS
-        role = PARAMETERS if isinstance(leaf, Param) else role
+        role = PARAMETERS if compute_dtypes.is_param(leaf) else OTHERS
+        if isinstance(leaf, OptState) or flat.is_of_optax(path):
+            role = OPTIMIZER
         arrays.setdefault(id(array), Argument(placed_array(path, array), role))
     return PlacedArguments(args, dict(kwargs), [*arrays.values()], target, mesh)
 
@@ -97,6 +99,12 @@ def _is_object(x: Any) -> bool:
     return isinstance(x, (Pytree, Variable))
 
 
+def _is_of_optax(x: Any) -> bool:
+    """Whether it is a part of the state of an Optax transformation."""
+    is_named = isinstance(x, tuple) and hasattr(x, "_fields")
+    return is_named and type(x).__module__.partition(".")[0] == "optax"
+
+
 class _Flat:
     """Arguments taken apart: plain pytrees, and all objects in them together.
 
@@ -110,6 +118,12 @@ class _Flat:
         self.names = names
         self.paths = [self._path(paths.from_jax(path)) for path, _ in flat]
         self.leaves = [leaf for _, leaf in flat]
+        parts = jax.tree.leaves_with_path(
+            arguments, is_leaf=lambda x: _is_object(x) or _is_of_optax(x)
+        )
+        self._of_optax = [
+            self._path(paths.from_jax(path)) for path, x in parts if _is_of_optax(x)
+        ]
         self.objects = [i for i, x in enumerate(self.leaves) if _is_object(x)]
         objects = [self.leaves[i] for i in self.objects]
         self.graphdef, self.variables = flattening.flatten(objects, True, "step")
@@ -119,6 +133,10 @@ class _Flat:
         if group == 0:
             rest[0] = self.names[rest[0]]
         return tuple(rest)
+
+    def is_of_optax(self, path: tuple[Any, ...]) -> bool:
+        """Whether an array is in a state of Optax that is an argument itself."""
+        return any(path[: len(part)] == part for part in self._of_optax)
 
     def arrays(self) -> list[tuple[tuple[Any, ...], Any, Any]]:
         """Lists the path of each array, the Variable or leaf that has it, and it."""
@@ -170,8 +188,11 @@ def _abstract(x: Any, target: Target, mesh: Mesh | None) -> Any:
         sharding = target.sharding
     elif not (isinstance(sharding, NamedSharding) and _target_of(x) is not None):
         sharding = NamedSharding(mesh, jax.P())
+    dtype = x.dtype
+    if not jnp.issubdtype(dtype, jax.dtypes.extended):  # as random keys are
+        dtype = jax.dtypes.canonicalize_dtype(dtype)  # of NumPy's float64
     return jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=sharding, weak_type=getattr(x, "weak_type", False)
+        x.shape, dtype, sharding=sharding, weak_type=getattr(x, "weak_type", False)
     )
 
 

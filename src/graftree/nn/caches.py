@@ -28,6 +28,7 @@ from graftree.annotations import (
     Int,
     Integer,
     Num,
+    Shape,
     Shaped,
 )
 from graftree.core.modules.modules import Module
@@ -48,8 +49,9 @@ class KeyValueCache(Module):
     """Keys and values of an attention layer, for a batch of sequences.
 
     The token at a position is kept in the slot of that number; with a window shorter
-    than ``max_length``, in a ring of ``window`` slots. A token with a negative position
-    is padding: it is not kept, and no token sees it.
+    than ``max_length``, in a ring of ``window`` slots. So the positions of a sequence
+    start at 0, and leave out none: a token sees all slots up to its own. A token with a
+    negative position is padding: it is not kept, and no token sees it.
 
     Args:
         batch: The number of sequences, or of rows of them.
@@ -177,7 +179,8 @@ class KeyValueCache(Module):
         places = self._places(positions, is_token)
         if not self.is_ring:
             self._check_slots(places)
-        newest = places.max(axis=1, keepdims=True)
+        none = jnp.iinfo(places.dtype).min  # for a call without tokens
+        newest = places.max(axis=1, keepdims=True, initial=none)
         slots = self._slots_of(places, newest)
         count = is_token.sum(axis=1, keepdims=True)
         tokens = [key, value, positions]
@@ -212,6 +215,12 @@ class KeyValueCache(Module):
         if pattern.positions is None:
             raise ValueError("nnx.decoding.attend needs positions with a cache.")
         self._check_window(pattern.sliding_window)
+        shape = keys.key.shape[:2]
+        pattern = dataclasses.replace(
+            pattern,
+            positions=_of_tokens(pattern.positions, shape),
+            segment_ids=_of_tokens(pattern.segment_ids, shape),
+        )
         _check_prefix(pattern)
         pattern = dataclasses.replace(
             self._in_slots(pattern),
@@ -361,6 +370,14 @@ class KeyValueCache(Module):
                 way_out=way_out,
             )
         )
+
+
+def _of_tokens(x: Any, shape: Shape) -> Any:
+    """Gives each row what is said once for all, ``[length]``."""
+    if x is None:
+        return None
+    x = jnp.asarray(x)
+    return jnp.broadcast_to(x, shape) if x.shape == shape[1:] else x
 
 
 def _last_known(positions: Any) -> int:

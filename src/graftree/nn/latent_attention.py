@@ -200,7 +200,8 @@ class MultiHeadLatentAttention(Module):
         Args:
             inputs: ``[*batch, length, in_features]``.
             positions: Where in its sequence each token is, ``[length]`` or ``[*batch,
-                length]``; needed with a cache. ``None``: 0, 1, ...
+                length]``; needed with a cache. ``None``: 0, 1, ... Without a cache they
+                hide no token: padding before a sequence needs a ``mask``.
             cache: What `make_cache` returns; the call's tokens are added to it.
             segment_ids: As in `nnx.decoding.attend`, like the next two.
             prefix_lengths: How many first tokens of a sequence see each other.

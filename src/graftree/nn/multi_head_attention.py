@@ -362,7 +362,9 @@ class MultiHeadAttention(Module):
                 ``cache_index``.
             positions: Where in its sequence each token is, ``[queries]`` or ``[*batch,
                 queries]``, for ``rope``, ``bias`` and ``cache``; integers for the last
-                two. ``None``: 0, 1, ..., or ``cache_index`` when decoding.
+                two. ``None``: 0, 1, ..., or ``cache_index`` when decoding. Without a
+                cache they hide no token: padding before a sequence needs a ``mask``.
+                When decoding, they are for ``rope`` alone.
             cache: What `make_cache` returns; calls need ``positions`` then.
             bias: Added to the scaled dot products: an array or a function of positions,
                 of the shape of ``mask``.
@@ -388,8 +390,8 @@ class MultiHeadAttention(Module):
         own = self._own_cache(decode, cache, inputs_k, segment_ids, prefix_lengths)
         self._check_call(inputs_q, inputs_k, inputs_v, cache, is_self)
         stream = arguments.dropout_stream(self, deterministic, rngs)
-        if own is not None and positions is None:
-            positions = jnp.reshape(own[-1][...], (1,))
+        place = None if own is None else jnp.reshape(own[-1][...], (1,))
+        positions = place if positions is None else positions
         if own is not None and attention.takes_positions(self.attention_fn):
             input_positions = positions if input_positions is None else input_positions
         sharding = arguments.if_set(out_sharding=qkv_sharding)
@@ -400,7 +402,9 @@ class MultiHeadAttention(Module):
             keys = self._project_kv(keys, inputs_v, *tokens, sharding)
         query = self._scaled(self._placed(self.query_ln, query, positions), positions)
         rules = is_causal, self.sliding_window, mask, bias
-        pattern = AttentionPattern(positions, segment_ids, prefix_lengths, *rules)
+        # In its own cache, tokens are in the order in which they came.
+        seen_from = positions if place is None else place
+        pattern = AttentionPattern(seen_from, segment_ids, prefix_lengths, *rules)
         # A call that fails uses up no key.
         state = () if cache is None else vars(cache).values()
         with arguments.undone_on_failure(stream, *state):

@@ -148,7 +148,8 @@ class RoPE(Module):
         Raises:
             ValueError: If there is no ``rope_theta``; if the layers differ, and
                 ``layer_type`` is not one of theirs; if other entries begin with
-                ``rope_`` or ``rotary``; or as for the class.
+                ``rope_`` or ``rotary``, or end with ``rope_theta``; or as for the
+                class.
 
         Example:
             >>> config = {
@@ -289,7 +290,7 @@ class RoPE(Module):
             return None
         if self.seq_len is not None:
             return jnp.full((1,) * positions.ndim, self.seq_len)
-        return positions.max(axis=axis, keepdims=True) + 1
+        return positions.max(axis=axis, keepdims=True, initial=0) + 1
 
     def _tables(
         self,

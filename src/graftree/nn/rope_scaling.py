@@ -290,7 +290,8 @@ def _check_entries(config: Mapping[str, Any]) -> None:
     unread = {
         k: x
         for k, x in config.items()
-        if k.startswith(("rope_", "rotary")) and k not in _READ and x is not None
+        if k.startswith(("rope_", "rotary")) or k.endswith("rope_theta")
+        if k not in _READ and x is not None
     }
     if unread:
         raise ValueError(

@@ -495,17 +495,25 @@ def placed_array(path: tuple[Any, ...], array: Any) -> PlacedArray:
     """Describes an array, abstract or not, and where it is."""
     sharding = getattr(array, "sharding", None)
     local = array.shape if sharding is None else sharding.shard_shape(array.shape)
-    size = array.dtype.itemsize
     return PlacedArray(
         paths.dotted(path),
         array.dtype,
         array.shape,
         local,
         getattr(sharding, "spec", None),
-        math.prod(array.shape) * size,
-        math.prod(local) * size,
+        _num_bytes(array.shape, array.dtype),
+        _num_bytes(local, array.dtype),
         array,
     )
+
+
+def _num_bytes(shape: Sequence[int], dtype: Any) -> int:
+    """The size of an array on a device, where two numbers of 4 bits share a byte."""
+    bits = 8 * dtype.itemsize
+    for kind, facts in ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo)):
+        if jnp.issubdtype(dtype, kind):
+            bits = facts(dtype).bits
+    return -(-math.prod(shape) * bits // 8)
 
 
 def _in_words(spec: Any) -> str:

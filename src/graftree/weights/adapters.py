@@ -41,7 +41,6 @@ from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
-from graftree.sharding import collectives
 from graftree.surgery import adaptations, lora_layers, lora_targets, selections
 from graftree.surgery.lora_targets import LoRATarget
 from graftree.weights import adapter_layers, loading, saving, sources, tables
@@ -179,6 +178,7 @@ def save_adapter(
         ValueError: If no layer is adapted, the table lacks an adapted one, or PEFT
             has no adapter like these: layers differ in dropout, DoRA or the `attend` of
             Embeds, or there is DoRA for Params of modules. Then nothing was written.
+        WeightsError: If the disk refuses; an earlier adapter is then still there.
 
     Example:
         >>> import pathlib, tempfile
@@ -201,12 +201,11 @@ def save_adapter(
         contents.update(config)
         return tensors
 
-    def write_config() -> None:
-        text = json.dumps(contents, indent=2, sort_keys=True) + "\n"
-        (folder / CONFIG).write_text(text)
+    def texts() -> dict[str, str]:
+        return {CONFIG: json.dumps(contents, indent=2, sort_keys=True) + "\n"}
 
-    saving.save_tensors(folder / FILE, prepare, metadata={"format": "pt"})
-    collectives.by_first("nnx.weights.save_adapter", write_config)
+    options: Any = {"metadata": {"format": "pt"}, "texts": texts}
+    saving.save_tensors(folder / FILE, prepare, **options)
 
 
 def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]:
@@ -560,7 +559,7 @@ def _configured(config: Mapping[str, Any], name: str) -> adapter_layers.Adaptati
         return usual
 
     rank = int(value("rank_pattern", config.get("r", 8)))
-    alpha = float(value("alpha_pattern", config["lora_alpha"]))
+    alpha = float(value("alpha_pattern", config.get("lora_alpha", 8)))
     flags = [bool(config.get(key)) for key in ("use_rslora", "use_dora")]
     return adapter_layers.Adaptation(rank, alpha, *flags)
 

@@ -72,8 +72,8 @@ def load(
             or dtypes. It lists all of these, and nothing has changed.
         WeightsError: If the file is damaged.
         ValueError: If the mapping does not fit the model; if tied tensors differ; if a
-            pattern of ``dtype`` matches no floating array, or JAX lacks a dtype; or if
-            a kernel is quantized.
+            pattern of ``dtype`` matches no floating array, or JAX lacks a dtype; if a
+            number is too large for its dtype; or if a kernel is quantized.
 
     Example:
         >>> weights = {"fc.weight": np.ones((3, 2)), "fc.bias": np.zeros(3)}
@@ -146,7 +146,8 @@ class _Dtypes:
         """Returns the dtype of an array, and whether the file's may become that."""
         target = jnp.dtype(array.value.dtype)
         if self.is_of_file:
-            return stored, jax.dtypes.canonicalize_dtype(stored) == stored
+            known = jnp.dtype(jax.dtypes.canonicalize_dtype(stored))
+            return known, known == stored
         if not (_is_floating(stored) and _is_floating(target)):
             return target, bool(np.can_cast(stored, target))
         for selection, predicate, dtype in self._rules:
@@ -277,9 +278,14 @@ def _error(
         for m in misfits
         if m.what == "dtype"
     ]
-    ways = []
-    if lacking or without:
+    ways, absent = [], [*[x for _, x in lacking], *without]
+    if not all(map(_is_abstract, absent)):
         ways.append("Use missing= for arrays of the model that may keep their values.")
+    elif absent:
+        ways.append(
+            "An abstract array has no value to keep. To keep some with missing=, load "
+            "into a model that has values, as nnx.sharding.init makes it."
+        )
     if extra:
         ways.append("Use ignore= of the Mapping to leave out tensors.")
     if any(are_floating):
@@ -297,7 +303,7 @@ def _error(
             where="\n".join(lines),
             way_out="\n".join(ways),
         ),
-        [array.path for array in (*[x for _, x in lacking], *without)],
+        [array.path for array in absent],
         [(name,) for name in extra],
         misfits,
     )
@@ -383,7 +389,36 @@ class _Pieces(NamedTuple):
                     f"differ in {self.source.name}.",
                     way_out="Give each its own entry. Nothing has changed.",
                 )
-        return array.astype(self.dtype, copy=False)
+        return self._cast(array, name)
+
+    def _cast(self, array: np.ndarray, name: str) -> np.ndarray:
+        """Brings a piece of a tensor to the dtype of the array.
+
+        Raises:
+            ValueError: If a number is too large for it.
+        """
+        with np.errstate(over="ignore"):
+            result = array.astype(self.dtype, copy=False)
+        if not _has_less_range(self.dtype, array.dtype):
+            return result
+        lost = np.count_nonzero(np.isfinite(array) & ~np.isfinite(result))
+        if lost:
+            raise usage_error(
+                f"nnx.weights.load: {lost} numbers of {name!r} in {self.source.name} "
+                f"are too large for {self.dtype}, whose largest is "
+                f"{float(jnp.finfo(self.dtype).max):g}. Nothing has changed.",
+                [paths.dotted(self.array.path)],
+                "Load them in a wider dtype, such as dtype=jnp.bfloat16; a dict of "
+                "patterns gives some arrays another one.",
+            )
+        return result
+
+
+def _has_less_range(dtype: Any, other: Any) -> bool:
+    """Whether both are floating, and the largest numbers of the other are too large."""
+    if dtype == other or not (_is_floating(dtype) and _is_floating(other)):
+        return False
+    return bool(jnp.finfo(dtype).maxexp < jnp.finfo(other).maxexp)
 
 
 def _layers_like(layer: np.ndarray, outer: Sequence[int]) -> np.ndarray:

@@ -4,7 +4,7 @@ There is one file, or a set with an index, as Hugging Face names them. Files are
 under names that end in ``.partial``, and renamed when they are on disk. So a write that
 fails, or is killed, leaves the earlier files. If a set takes the names of an older one,
 the older index is deleted first and the new one comes last: an index never stands
-beside files of another set.
+beside files of another set. So it is with the config of an adapter.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import re
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, BinaryIO, NamedTuple
 
@@ -97,14 +98,16 @@ def save_tensors(
     *,
     metadata: Mapping[str, str],
     shard_bytes: int | None = None,
+    texts: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Writes tensors of a model; of several processes, only the first one writes.
 
     Args:
-        path: As for `write`, like the last two.
+        path: As for `write`, like the last three.
         prepare: Gives the tensors of this process, or raises.
         metadata: Text by name.
         shard_bytes: The most bytes of a file.
+        texts: Gives the files of text beside it, once all is prepared.
     """
     outs: dict[str, NewTensor] = {}
 
@@ -118,7 +121,7 @@ def save_tensors(
             f"{_SAVE}: the tensors differ between the processes.\nPass the same model "
             "and the same mapping in all of them."
         )
-    options = {"shard_bytes": shard_bytes, "metadata": metadata}
+    options = {"shard_bytes": shard_bytes, "metadata": metadata, "texts": texts()}
     if len(everyone) == 1:
         write(path, outs.values(), **options)
     else:
@@ -227,6 +230,7 @@ def write(
     *,
     shard_bytes: int | None = None,
     metadata: Mapping[str, str] | None = None,
+    texts: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[str]:
     """Writes tensors, one after the other; returns the paths when all are on disk.
 
@@ -238,6 +242,8 @@ def write(
             most that many bytes of data, and an index. A larger tensor gets a file of
             its own.
         metadata: Text by name for the header of each file; None for none.
+        texts: Files of text beside it, by name, which belong to these tensors. They
+            never stand beside those of another write, as an index doesn't.
 
     Raises:
         WeightsError: If a tensor can't be stored, or the disk refuses; earlier files
@@ -256,22 +262,23 @@ def write(
     start = os.path.join(folder, f"{stem}-")
     names = [f"{start}{i:05}-of-{count:05}{SUFFIX}" for i in range(1, count + 1)]
     files = dict(zip(names if count > 1 else [single], groups, strict=True))
-    _check_free(path, files, single if count > 1 else index)
+    texts = {os.path.join(folder, name): text for name, text in texts.items()}
+    if count > 1:
+        texts[index] = _index_text(files)
+    _check_free(path, [*files, *texts], single if count > 1 else index)
     way_out = "The files that were there before are intact."
     with (
         stored_tensors.Explained(path, way_out, "write"),
-        _prepared(folder, [*files, index]),
+        _prepared(folder, [*files, *texts, index]),
     ):
         for file, group in files.items():
             _write_file(file + PARTIAL, group, metadata)
-        written = [*files]
-        if count > 1:
-            with open(index + PARTIAL, "x", encoding="utf-8") as stream:
-                stream.write(_index_text(files))
+        for file, text in texts.items():
+            with open(file + PARTIAL, "x", encoding="utf-8") as stream:
+                stream.write(text)
                 _flush(stream)
-            written.append(index)
-        _replace(written, index)
-    return written
+        _replace([*files], [*texts], index)
+    return [*files, *texts]
 
 
 def _check_storable(
@@ -400,12 +407,12 @@ def _check_free(path: str, files: Iterable[str], other: str) -> None:
         raise _write_error(path, fault, way_out="Delete it, or choose another folder.")
 
 
-def _replace(files: Sequence[str], index: str) -> None:
+def _replace(files: Sequence[str], texts: Sequence[str], index: str) -> None:
     """Gives files their names, and removes an older set."""
     older = _shards_of(index)
-    if any(os.path.exists(file) for file in files if file != index):
-        remove([index])
-    for file in files:
+    # A set of other names stays whole until its index is replaced.
+    remove(texts if any(map(os.path.exists, files)) else {*texts} - {index})
+    for file in (*files, *texts):
         os.replace(file + PARTIAL, file)
     for left in older - {*files}:
         with contextlib.suppress(OSError):

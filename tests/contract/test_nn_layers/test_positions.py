@@ -456,6 +456,7 @@ def test_a_scaling_of_another_form_is_refused(scaling, message):
     ({"qk_rope_head_dim": 3}, None, "config has qk_rope_head_dim"),
     (NONE | {"rotary_dim": 64}, None, "doesn't read all entries.*\n  rotary_dim: 64\n"),
     (NONE | {"rope_ratio": 2}, None, "rope_ratio: 2"),
+    (NONE | {"swa_rope_theta": 1e4}, None, r"swa_rope_theta: 10000\.0"),
     (GEMMA, None, "none for None.\nPass layer_type, one of full_attention, sliding"),
     (GEMMA_5, "sliding", "none for 'sliding'"),
     (NONE | {"rope_scaling": {"type": "ntk"}}, None, "of the type 'ntk'"),
@@ -464,6 +465,12 @@ def test_a_scaling_of_another_form_is_refused(scaling, message):
 def test_a_configuration_that_may_mean_more_is_refused(config, layer_type, message):
     with pytest.raises(ValueError, match=message):
         nnx.RoPE.from_config(config, layer_type)
+
+
+@pytest.mark.parametrize("name", sorted(DEPENDS_ON_LENGTH))
+def test_sequences_may_have_no_token(name):
+    x = jnp.ones((2, 0, SIZE))
+    assert nnx.RoPE(scaling=ALL[name])(x).shape == x.shape
 
 
 @pytest.mark.parametrize("name", sorted(DEPENDS_ON_LENGTH))

@@ -181,7 +181,7 @@ class MixtureOfExperts(Module):
         def by_expert(path: Any, x: Any) -> PartitionSpec:
             shape = getattr(flattening.raw_of(x), "shape", ())
             is_divided = shape[:1] == (num_experts,)
-            return PartitionSpec(division.expert_axis if is_divided else None)
+            return PartitionSpec(*[division.expert_axis] * is_divided)
 
         experts = division.placed(self.experts, by_expert)
         experts_spec = prefixes.prefix(experts, by_expert, graph=True)

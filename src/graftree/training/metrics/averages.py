@@ -154,7 +154,8 @@ class Average(Metric):
         Args:
             mask: Booleans or whole numbers, how often each value counts, in any shape
                 that broadcasts with the values; the count drops fractions. ``None``
-                counts each value once.
+                counts each value once. Values that don't count may be anything, even
+                nan.
             **kwargs: The values, under the keyword ``argname``: a Python number or an
                 array of any shape; other keywords are ignored.
 
@@ -171,7 +172,9 @@ class Average(Metric):
         """
         values = _argument(self.argname, kwargs)
         values, mask = _prepare(values, mask)
-        _add(self.total, jnp.sum(values if mask is None else values * mask))
+        _add(
+            self.total, jnp.sum(values) if mask is None else weighted_sum(values, mask)
+        )
         _add(self.count, values.size if mask is None else jnp.sum(mask))
 
     @arguments.own_arithmetic
@@ -223,6 +226,11 @@ def _prepare(values: Any, mask: Any) -> tuple[jax.Array, jax.Array | None]:
     # A mask of fewer dimensions weights every value it is broadcast to.
     shape = jnp.broadcast_shapes(values.shape, mask.shape)
     return jnp.broadcast_to(values, shape), jnp.broadcast_to(mask, shape)
+
+
+def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns a weighted sum; values of weight zero may be anything, even nan."""
+    return jnp.sum(jnp.where(weights == 0, 0, values * weights))
 
 
 def widen(x: Any) -> jax.Array:
@@ -417,8 +425,8 @@ class Welford(Metric):
         values, mask = _prepare(_argument(self.argname, kwargs), mask)
         weights = jnp.ones_like(values) if mask is None else mask
         n = jnp.sum(weights)
-        batch_mean = jnp.sum(values * weights) / or_one(n)
-        batch_m2 = jnp.sum(weights * (values - batch_mean) ** 2)
+        batch_mean = weighted_sum(values, weights) / or_one(n)
+        batch_m2 = weighted_sum((values - batch_mean) ** 2, weights)
         # With d = batch_mean - mean and N = count + n:
         # mean += d n / N,  m2 += batch_m2 + d^2 n count / N,  count = N.
         count = self.count[...].astype(n.dtype)
@@ -510,6 +518,7 @@ class MultiMetric(Metric):
 
         Raises:
             TypeError: If the argument of a metric is missing.
+            ValueError: If a mask is for a name that no metric has.
 
         Example:
             >>> metrics = nnx.MultiMetric(
@@ -526,6 +535,12 @@ class MultiMetric(Metric):
             if isinstance(mask, Mapping)
             else dict.fromkeys(self._metric_names, mask)
         )
+        if unknown := [name for name in masks if name not in self._metric_names]:
+            raise ValueError(
+                "MultiMetric.update: there is no metric "
+                f"{', '.join(map(repr, unknown))} to mask, only "
+                f"{', '.join(map(repr, self._metric_names))}."
+            )
         for name in self._metric_names:
             metric_mask = masks.get(name)
             batch = updates if metric_mask is None else {**updates, "mask": metric_mask}

@@ -47,7 +47,7 @@ class _WeightedSums(averages.Metric):
         return total / weight
 
     def _add_rows(self, values: jax.Array, weights: jax.Array) -> None:
-        self._add(jnp.stack([_weighted(values, weights), jnp.sum(weights)]))
+        self._add(jnp.stack([averages.weighted_sum(values, weights), jnp.sum(weights)]))
 
     def _add(self, amounts: jax.Array) -> None:
         self.sums[...], lost = _exact_sum(
@@ -74,11 +74,6 @@ def _exact_product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     a_low, b_low = a - a_high, b - b_high
     lost = a_high * b_high - product + a_high * b_low + a_low * b_high + a_low * b_low
     return product, jnp.where(jnp.isfinite(product), lost, 0)
-
-
-def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns a weighted sum; rows of weight zero may hold anything, even nan."""
-    return jnp.sum(jnp.where(weights == 0, 0, values * weights))
 
 
 def _weights(mask: Any, rows: tuple[int, ...]) -> jax.Array:
@@ -188,11 +183,14 @@ class R2Score(_Regression):
 
     def _add_batch(self, predictions: Any, targets: Any, weights: Any) -> None:
         count = jnp.sum(weights).astype(jnp.float32)
-        mean = _weighted(targets, weights) / averages.or_one(count)
+        mean = averages.weighted_sum(targets, weights) / averages.or_one(count)
         mean = mean.astype(jnp.float32)
         apart = targets - mean
-        residual = _weighted((predictions - targets) ** 2, weights)
-        first, second = _weighted(apart, weights), _weighted(apart**2, weights)
+        residual = averages.weighted_sum((predictions - targets) ** 2, weights)
+        first, second = (
+            averages.weighted_sum(apart, weights),
+            averages.weighted_sum(apart**2, weights),
+        )
         # Moments of the targets, of those about the mean:
         # sum t = count mean + first, sum t^2 = count mean^2 + 2 mean first + second.
         total, lost = _exact_product(count, mean)
