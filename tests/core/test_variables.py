@@ -306,14 +306,6 @@ def test_named_shardings_place_states(mesh):
         assert placed["kernel"].sharding == NamedSharding(mesh, P("a", "b"))
 
 
-def test_specs_constrain_states_under_a_mesh(mesh):
-    state = nnx.state({"kernel": annotated("a", "b")})
-    with jax.set_mesh(mesh):
-        specs = nnx.get_partition_spec(state)
-        constrain = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, specs))
-        assert constrain(state)["kernel"].sharding.spec == P("a", "b")
-
-
 def test_value_of_one_device_gets_on_the_mesh_inside_a_gradient():
     value = jax.device_put(np.ones(8, np.float32), jax.devices()[2])
 

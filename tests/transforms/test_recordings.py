@@ -77,13 +77,6 @@ def test_refs_stay_marked_as_refs(mode):
         assert out.ref and out.get_raw_value() == shape(*given.shape)
 
 
-def test_refs_may_be_returned():
-    variable = nnx.Variable(jnp.ones(2), ref=True)
-    out = nnx.eval_shape(lambda v: v, variable)
-    assert out is not variable and out.ref and out.get_raw_value() == shape(2)
-    assert nnx.eval_shape(lambda v: v, out).ref
-
-
 def test_an_argument_may_share_its_parts_in_graph_mode():
     def same(tied):
         assert tied.a is tied.same

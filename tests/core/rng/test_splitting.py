@@ -425,11 +425,3 @@ def test_reseed_of_another_trace_is_refused():
     with pytest.raises(nnx.errors.TraceContextError):
         jax.jit(lambda: nnx.reseed(node, dropout=1))()
     assert drawn(node) == before
-
-
-def test_reseed_gives_the_keys_of_the_peer(peer):
-    ours, theirs = nnx.Rngs(0, a=1).split(3), peer.Rngs(0, a=1).split(3)
-    nnx.reseed(ours, a=5, default=6, policy="match_shape")
-    peer.reseed(theirs, a=5, default=6, policy="match_shape")
-    assert data(ours.a.key) == data(theirs.a.key)
-    assert data(ours.default.key) == data(theirs.default.key)

@@ -264,16 +264,6 @@ def test_derived_sets_are_plain_and_tagged_by_attribute():
         assert {stream.key.tag for _, stream in derived.items()} == {"default", "extra"}
 
 
-@pytest.mark.parametrize("method", ["split", "broadcast"])
-@pytest.mark.parametrize("size", [3, (2, 3), {"a": 2}, {"a": 2, ...: 3}])
-def test_derived_keys_are_those_of_the_peer(peer, method, size):
-    ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
-    for _ in range(2):
-        assert keys(getattr(ours, method)(size)) == keys(getattr(theirs, method)(size))
-        assert keys(ours.fork()) == keys(theirs.fork())
-    assert counts(ours) == counts(theirs)
-
-
 def test_an_abstract_stream_says_how_to_make_its_keys():
     model = nnx.eval_shape(lambda: nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0)))
     with pytest.raises(TypeError, match=r"(?s)'dropout' is abstract.*nnx.reseed"):

@@ -339,12 +339,6 @@ def test_shared_layer_is_read_twice():
     assert exported.call(model, jnp.ones((1, 2))).tolist() == [[9.0, 9.0]]
 
 
-def test_stages_stay_those_of_the_call_until_they_are_exported():
-    traced = nnx.jit(predict).trace(counted(), jnp.ones((1, 2)))
-    assert isinstance(traced.lower(), nnx.transforms.compilation.Lowered)
-    assert len(traced.jaxpr.in_avals) == 3
-
-
 def test_function_is_exported_for_platforms_that_are_not_here():
     jitted = nnx.jit(predict)
     exported = export.export(jitted, platforms=["cpu", "cuda", "tpu"])(counted(), BATCH)

@@ -320,9 +320,10 @@ def changing(change, k):
 
 
 @EACH
+@tables.cases("make", plain, made)
 @tables.cases("name", *sorted({*IN_MODEL, *ALIASES} - {"class", "flags"}))
-def test_each_change_inside_reaches_the_caller_twice(name, transform):
-    ours, theirs = made(), made()
+def test_each_change_inside_reaches_the_caller_twice(name, make, transform):
+    ours, theirs = make(), make()
     for k in (1, 0):
         function = changing((IN_MODEL | ALIASES)[name], k)
         transform(function, **GRAPH_UPDATES)(ours)
