@@ -4,9 +4,7 @@ The first are parts of the package that no public function gives or takes withou
 model. Filters are at the end.
 """
 
-import copy
 import dataclasses
-import itertools
 import pickle
 import re
 import typing
@@ -76,7 +74,7 @@ def test_patterns_match_whole_paths(text, matching, others):
         assert [pattern(read(path)) for path in some] == [expected] * len(some)
 
 
-@strategies.examples(40, 300)
+@strategies.examples(20, 300)
 @given(st.lists(st.text(min_size=1) | st.integers(0, 99), min_size=1).map(tuple))
 def test_a_printed_path_is_the_pattern_of_itself(path):
     assert read(paths.dotted(path)) == path
@@ -158,15 +156,6 @@ def test_the_error_for_no_match_names_what_is_near_or_what_there_is():
     error = patterns.no_match_error("f: where", nnx.Conv, known)
     assert str(error).startswith("f: where=Conv matches no module of the model.\n")
     assert str(error).endswith("encoder.blocks[11].mlp, and 8 more")
-
-
-def test_progress_is_the_same_for_all_ways_to_one_place():
-    pattern = patterns.Pattern("**.{a,b}.*")
-    for path in itertools.product("abc", repeat=4):
-        progress = pattern.begin()
-        for key in path:
-            progress = pattern.advance(progress, key)
-        assert pattern.is_complete(progress) == pattern(path) == (path[2] in "ab")
 
 
 # ------------------------------------------------------------------------------ paths
@@ -274,18 +263,6 @@ def test_the_dict_of_a_programs_names_is_no_part_of_a_path():
     names = {"model": zoo.Scale(), "message_of": message_of}
     exec("found = message_of(lambda: model.w.set_value(2))", names)
     assert "at model.w\n" in names["found"]
-
-
-def test_snapshots_of_a_trace_are_taken_anew_by_copies():
-    state, seen = nnx.tracers.TraceState(), []
-
-    @jax.jit
-    def f(given):
-        copies = given, pickle.loads(pickle.dumps(given)), copy.deepcopy(given)
-        seen.extend(copied.is_valid() for copied in copies)
-
-    f(state)
-    assert seen == [True, True, True] and copy.deepcopy(state).is_valid()
 
 
 # ------------------------------------------------------------------------------ filters

@@ -120,13 +120,6 @@ def test_shallow_copies_share_what_is_below():
     assert type(restored) is Special and restored == {"a": {"b": 1}}
 
 
-def test_states_are_printed_with_their_entries():
-    assert repr(nnx.State({})) == "State({})" and repr(flat()) == "FlatState([])"
-    text = repr(nnx.State({"b": {"c": 1, "d": {}}, 0: "x"}))
-    assert text == "State({\n  'b': {\n    'c': 1,\n    'd': {}\n  },\n  0: 'x'\n})"
-    assert repr(flat(a=1)) == "FlatState([\n  (('a',), 1)\n])"
-
-
 # ------------------------------------------------------------------ the pytree
 
 
@@ -460,25 +453,3 @@ def test_pairs_are_unflattened_and_other_things_refused():
             flatten(3)
     with pytest.raises(TypeError):  # a separator needs keys that are strings
         traversals.flatten_mapping({1: 2}, sep="/")
-
-
-# --------------------------------------------------------------------- the peer
-
-
-@tables.cases(
-    "expression",
-    lambda n, s: n.to_flat_state(s).paths,
-    lambda n, s: repr(s),
-    lambda n, s: repr(n.to_flat_state(s)),
-    lambda n, s: repr(n.map_state(lambda path, x: path, s)),
-    lambda n, s: repr(n.merge_state(s, n.State({"a": 7, "n": {"m": 1}, "e": {}}))),
-    lambda n, s: repr(n.filter_state(s, int, n.PathContains("b"))),
-    lambda n, s: n.to_pure_dict(s),
-    lambda n, s: repr(n.statelib.diff(s, n.State({"a": 0, "b": {"d": 0}}))),
-    lambda n, s: [repr(x) for x in s.values()],
-    lambda n, s: str(jax.tree.structure(s)),
-    lambda n, s: n.restore_int_paths({"0": {"1_0": 1, "x": 2}}),
-)
-def test_results_equal_those_of_the_peer(peer, expression):
-    mapping = {"b": {"d": 1, "c": {"e": (2, "x")}, "f": {}}, "a": 3}
-    assert expression(nnx, nnx.State(mapping)) == expression(peer, peer.State(mapping))

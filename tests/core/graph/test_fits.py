@@ -7,13 +7,10 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import strategies as st
 
 import graftree as nnx
-from graftree.core.graph import matching
-from graftree.core.states import states
 from tests import comparisons, strategies, tables, zoo
 
 ONES, ZEROS = jnp.ones(2), jnp.zeros(2)
@@ -67,27 +64,6 @@ def numbers(node):
 
 def pair():
     return nnx.Dict(a=nnx.Param(ZEROS), b=nnx.Param(ZEROS))
-
-
-FORMS = {
-    "state": nnx.state,
-    "pure dict": lambda x: nnx.to_pure_dict(nnx.state(x)),
-    "boxes": boxed,
-    "state of boxes": lambda x: nnx.State(boxed(x)),
-    "flat state": lambda x: nnx.to_flat_state(nnx.state(x)),
-    "graph state": nnx.unpack,
-    "object": lambda x: x,
-}
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("is_abstract", [False, True], ids=["concrete", "abstract"])
-def test_every_form_of_a_state_fits_the_object_it_came_from(form, is_abstract):
-    other = model(1.0)
-    node = nnx.eval_shape(model) if is_abstract else model()
-    nnx.update(node, form(other), strict=True)
-    structures = [jax.tree.structure(nnx.as_pure(nnx.state(x))) for x in (node, other)]
-    assert structures[0] == structures[1] and numbers(node) == numbers(other)
 
 
 def failure(node, state):
@@ -197,13 +173,6 @@ def test_shared_variables_may_be_at_any_of_their_paths():
     assert error.unexpected == (("b", "w"),)
 
 
-def test_bookkeeping_of_saved_modules_is_no_leaf():
-    node = nnx.Dict(a=pair())
-    inner = {"_pytree__state": None, "a": nnx.Param(ONES, tag="new"), "b": ONES}
-    nnx.update(node, {"_pytree__state": None, "a": inner}, strict=True)
-    assert numbers(node) == [[1.0, 1.0]] * 2 and node.a.a.tag == "new"
-
-
 def test_plain_values_are_compared_as_the_mode_lists_them(graph):
     node = nnx.Dict(items=nnx.data([1, nnx.Param(ZEROS)]))
     with nnx.set_graph_mode(graph):
@@ -224,20 +193,6 @@ def test_states_are_joined_before_they_are_compared():
     assert numbers(node) == numbers(model(1.0))
 
 
-def test_a_model_with_its_optimizer():
-    def make():
-        linear = nnx.Dict(w=nnx.Param(ONES))
-        return linear, nnx.Optimizer(linear, optax.adam(0.1), wrt=nnx.Param)
-
-    saved, (linear, optimizer) = make(), make()
-    saved[1].update(saved[0], jax.tree.map(jnp.copy, nnx.state(saved[0])))
-    nnx.update((linear, optimizer), nnx.state(saved), strict=True)
-    assert optimizer.step[...] == 1 and optimizer.step.dtype == jnp.uint32
-    nnx.update(optimizer, boxed(saved[1]), strict=True)
-    error = failure(optimizer, nnx.state(saved[1], nnx.PathContains("opt_state")))
-    assert error.missing == (("step",),)
-
-
 def test_a_variable_as_the_root():
     variable = nnx.Param(ZEROS)
     for given in (ONES, nnx.Param(ONES), {"value": ONES}):
@@ -247,24 +202,13 @@ def test_a_variable_as_the_root():
     assert failure(variable, {}).missing == ((),)
 
 
-def test_strict_updates_work_under_jit():
-    @jax.jit
-    def load(state):
-        node = pair()
-        nnx.update(node, state, strict=True)
-        return node.a[...] * 2
-
-    assert load({"a": {"value": ONES}, "b": ONES}).tolist() == [2.0, 2.0]
-    with pytest.raises(nnx.errors.StateMismatchError, match="shape: a"):
-        load({"a": np.ones(3, np.float32), "b": ONES})
-
-
 def test_deep_objects_need_no_deep_stack():
-    node, state = nnx.Param(jnp.ones(1)), jnp.zeros(1)
-    for _ in range(3000):
+    node = param = nnx.Param(jnp.ones(1))
+    state = jnp.zeros(1)
+    for _ in range(1500):
         node, state = nnx.Dict(x=node), {"x": state}
-    fit = matching.compare(node, state)
-    assert fit.error("") is None and len(fit.pairs) == 1
+    nnx.update(node, state, strict=True)
+    assert param[...] == 0.0
 
 
 # ------------------------------------------------------ states are matched with objects
@@ -340,26 +284,6 @@ def test_an_update_names_the_first_place_that_cannot_be_set(strict):
 # ------------------------------------------------------------------------------ updates
 
 
-def param(value):
-    return nnx.Param(jnp.array(value))
-
-
-@tables.cases("wrong", {"b": 5.0, "static": jnp.ones(1)}, {"items": {7: 1.0}})
-def test_failed_update_changes_nothing(wrong):
-    node = zoo.Box(a=param(1.0), b=param(2.0), static=1, items=nnx.data([ONES]))
-    with pytest.raises((ValueError, IndexError)):
-        nnx.update(node, {"a": jnp.array(9.0), **wrong})
-    assert (node.a[...], node.b[...], node.static) == (1.0, 2.0, 1)
-
-
-@tables.cases("container", nnx.List, list, lambda items: dict(enumerate(items)))
-def test_indices_may_be_strings(container):
-    node = container([nnx.Param(1.0), nnx.Param(2.0)])
-    nnx.update(node, {"1": 5.0, 0: 4.0})
-    assert [node[0].get_value(), node[1].get_value()] == [4.0, 5.0]
-    assert list(nnx.state(node)) == [0, 1] and len(node) == 2
-
-
 def test_strings_that_are_no_index_of_the_node_stay_strings():
     mixed, node = {0: nnx.Param(1.0)}, nnx.Dict(a=1)
     nnx.update(mixed, {"7": 2.0})
@@ -402,20 +326,15 @@ def test_mappings_for_arrays_are_listed_and_nothing_changes(is_ref):
 
 @pytest.mark.parametrize("wrap", [lambda x: x, nnx.Param], ids=["raw", "Variable"])
 @pytest.mark.parametrize("held", [ZEROS, jax.ShapeDtypeStruct((2,), "float32")])
-def test_numpy_arrays_become_arrays_of_jax(wrap, held):
-    model, given = nnx.Dict(a=nnx.Param(held)), np.ones(2, np.float64)
-    nnx.update(model, {"a": wrap(given)})
+def test_numpy_arrays_become_arrays_of_jax_unless_they_are_held(wrap, held):
+    model = nnx.Dict(a=nnx.Param(held), b=nnx.Param(np.zeros(2)))
+    given, own = np.ones(2, np.float64), np.ones(2)
+    nnx.update(model, {"a": wrap(given), "b": own})
+    assert model.b.get_raw_value() is own
     value = model.a.get_raw_value()
     assert isinstance(value, jax.Array) and value.dtype == jnp.float32
     given[:] = 5.0
     assert value.tolist() == [1.0, 1.0]
-
-
-def test_numpy_arrays_stay_where_they_are_held_or_are_no_numbers():
-    model = nnx.Dict(a=nnx.Param(np.zeros(2)), b=nnx.Param(ZEROS))
-    given = {"a": np.ones(2), "b": np.array(["x", "y"])}
-    nnx.update(model, given)
-    assert all(model[key].get_raw_value() is given[key] for key in "ab")
 
 
 BOXED = {
@@ -443,6 +362,7 @@ def test_the_bookkeeping_of_saved_modules_is_passed_over():
     saved = {"_pytree__state": None, "b": {"value": ONES}}
     model, state = bias(), nnx.state(bias())
     nnx.update(model, saved)
+    nnx.update(bias(), saved, strict=True)
     nnx.replace_by_pure_dict(state, {"_pytree__state": None, "b": ONES})
     for found in (model.b, state["b"], nnx.merge(nnx.graphdef(model), saved).b):
         assert found[...].tolist() == [1.0, 1.0]
@@ -494,46 +414,3 @@ def test_a_flat_state_of_a_variable_is_its_value():
         nnx.update(variable, flat)
         assert variable[...].tolist() == [1.0, 1.0]
         variable[...] = 0.0
-
-
-# ------------------------------------------------------- with the help of JAX, in C
-
-
-class Special(nnx.State):
-    """A subclass, registered by itself."""
-
-
-def example():
-    return nnx.State({"b": {"d": 1, "c": {"e": 2}}, "a": 3})
-
-
-TREES = {
-    "a State": example(),
-    "two States": (example(), [nnx.State({"x": 1}), 2]),
-    "numbers as keys": nnx.State({"l": {10: {"w": 1}, 2: {"w": 2}}, "a": 3}),
-    "mixed keys": nnx.State({"l": {"b": 1, 2: 3}}),
-    "a subclass": (Special({"a": {"b": 1}}), example()),
-    "a State in a list": nnx.State({"l": [nnx.State({"b": 1, "a": 2}), None]}),
-    "an ordered dict": nnx.State({"l": collections.OrderedDict(b=1, a={"c": 2})}),
-    "no leaves": nnx.State({"a": {}}),
-}
-
-
-@pytest.mark.parametrize("name", TREES)
-def test_builder_makes_the_trees_that_jax_makes(name):
-    leaves, treedef = jax.tree.flatten(TREES[name])
-    marks = [object() for _ in leaves]
-    made, wanted = states.builder(treedef)(marks), treedef.unflatten(marks)
-    assert made == wanted
-    assert jax.tree.structure(made) == jax.tree.structure(wanted)
-    assert str(made) == str(wanted)  # in the same order
-
-
-def test_containers_list_the_leaves_of_trees_with_the_same_containers_only():
-    tree = (example(), 1.0)
-    containers = states.Containers(tree, lambda x: False)
-    assert containers.leaves(tree) == jax.tree.leaves(tree)
-    assert containers.tree(containers.leaves(tree)) == tree
-    others = [nnx.State({"a": 3}), example().raw_mapping, 3, Special(example())]
-    assert [containers.leaves((x, 1.0)) for x in others] == [None] * len(others)
-    assert containers.leaves([example(), 1.0]) is None

@@ -9,13 +9,11 @@ import copy
 import dataclasses
 import gc
 import pickle
-import re
 import weakref
 
 import hypothesis
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -101,21 +99,6 @@ def test_another_class_is_seen(graph):
 
 
 @VERY_SAME
-@tables.cases(
-    "value, other, is_same",
-    (0.0, -0.0, False),
-    (0.0, float("0.0"), True),
-    (complex(0, 0.0), complex(0, -0.0), False),
-    (float("nan"), float("nan"), False),
-)
-def test_signs_of_zeros_and_nans_are_told_apart(value, other, is_same, graph):
-    model = zoo.Box(rate=value)
-    before = [nnx.graphdef(model, graph=graph) for _ in range(3)][-1]
-    model.rate = other
-    assert (nnx.graphdef(model, graph=graph) is before) is is_same
-
-
-@VERY_SAME
 @WHOLES
 @pytest.mark.parametrize("name", [*STATICS, "object", "equal object"])
 def test_static_values_that_take_turns_are_remembered(whole, graph, name):
@@ -151,15 +134,6 @@ def test_whatever_is_done_to_an_object_it_is_told_as_it_is(kind, graph, data):
     for change in data.draw(st.lists(st.sampled_from(known), max_size=6)):
         change(model, 0)
         checked(model, graph)
-
-
-@WHOLES
-def test_leaves_are_a_new_list_each_time(whole, graph):
-    model = made()
-    remembered(whole(model), graph)
-    leaves = [nnx.flatten(whole(model), with_paths=False, graph=graph)[1] for _ in "ab"]
-    leaves[0].clear()
-    assert len(leaves[1]) > 0
 
 
 @VERY_SAME
@@ -358,25 +332,6 @@ def a_param(value=1.0):
     return nnx.Param(jnp.array(value))
 
 
-# ---------------------------------------------------------------- GraphDef, GraphState
-
-
-def test_graphdefs_compare_by_content():
-    assert nnx.graphdef(jax.eval_shape(zoo.Parts)) == nnx.graphdef(zoo.Parts()) != "x"
-    one, alike, other = (
-        nnx.graphdef(nnx.Dict(a=nnx.Param(1, scale=np.array(x))))
-        for x in ([1, 2], [1, 2], [1, 3])
-    )
-    assert one == alike != other
-
-
-def test_parts_of_a_graphdef_print_their_types_by_name():
-    text = repr(nnx.graphdef(zoo.Tied()))
-    for part in ("NodeDef(type='Tied', index=0", "VariableDef(type='Param'"):
-        assert part in text
-    assert "NodeRef(index=1)" in text and "num_leaves=2" in text
-
-
 @tables.cases(
     "copied, value",
     (copy.copy, 1.0),
@@ -388,30 +343,6 @@ def test_parts_of_a_graphdef_print_their_types_by_name():
 def test_copies_of_graph_states_are_graph_states(copied, value):
     made = copied(nnx.unpack(nnx.Dict(a=a_param(), b=nnx.Dict(c=jnp.array(2.0)))))
     assert type(made) is nnx.GraphState and nnx.merge(made).a[...] == value
-
-
-def test_a_call_of_a_part_gives_the_pair_of_the_whole():
-    pair = nnx.split(nnx.Dict(parts=nnx.List([zoo.Counter(), zoo.Counter()])))
-    _, new = nnx.call(pair).parts[1]()
-    assert [x.count.item() for x in nnx.merge(*new).parts] == [0, 1]
-
-
-# --------------------------------------------------------------------------- merging
-
-
-@tables.cases(
-    "change, phrase",
-    (lambda state: state.pop("b"), "missing: b/0"),
-    (lambda state: state.update(c=1), "unexpected: c"),
-    (lambda state: state.update(x=state.pop("a")), "unexpected: x"),
-)
-def test_wrong_paths_are_named(change, phrase):
-    pair = nnx.List([a_param(), a_param()])
-    graphdef, state = nnx.split(nnx.Dict(a=a_param(), b=pair))
-    pure = nnx.to_pure_dict(state)
-    change(pure)
-    with pytest.raises(ValueError, match=phrase):
-        nnx.merge(graphdef, pure)
 
 
 @pytest.mark.parametrize("root", [jnp.array(1.0), a_param()])
@@ -431,49 +362,6 @@ def test_ref_maps_forget_what_is_deleted():
     assert keys[0] not in refs and next(iter(refs)) is keys[1] and len(refs) == 1
 
 
-def refill(box, change):
-    """Takes a changed copy of an object apart; what is made of it refills the object.
-
-    The skeleton, the leaves, and the objects outside by the number that they have.
-    """
-    refs, objects = nnx.graphlib.RefMap(), nnx.graphlib.IndexMap()
-    graphdef, leaves = nnx.flatten(box, ref_index=refs)
-    copied = [leaf.copy() for leaf in leaves.leaves]
-    inner = nnx.unflatten(graphdef, copied, index_ref=objects)
-    change(inner)
-    outer = nnx.graphlib.RefMap.from_indexmap(objects)
-    existing = nnx.graphlib.IndexMap.from_refmap(refs)
-    return (*nnx.flatten(inner, ref_outer_index=outer), existing)
-
-
-def test_existing_objects_share_what_their_copies_share():
-    def change(inner):
-        inner.a[...] = 5.0
-        inner.b, inner.c = inner.a, 3
-
-    box = zoo.Node(a=a_param())
-    variable = box.a
-    graphdef, leaves, existing = refill(box, change)
-    assert not hasattr(box, "c") and variable[...] == 1.0
-    assert nnx.unflatten(graphdef, leaves, outer_index_outer_ref=existing) is box
-    assert box.a is box.b is variable and variable[...] == 5.0 and box.c == 3
-
-
-def test_a_refill_that_fails_changes_nothing():
-    box = zoo.Node(a=a_param())
-    graphdef, leaves, existing = refill(box, lambda inner: setattr(inner, "c", 1))
-
-    def inside():
-        nnx.unflatten(graphdef, leaves, outer_index_outer_ref=existing)
-
-    with pytest.raises(nnx.errors.TraceContextError):
-        jax.jit(inside)()
-    assert not hasattr(box, "c")
-
-
-# -------------------------------------------------------------------------- traversals
-
-
 @strategies.examples(30, 200)
 @hypothesis.given(strategies.graphs())
 def test_modules_are_listed_as_by_a_walk_over_all(root):
@@ -487,95 +375,3 @@ def test_walks_do_not_touch_what_they_visit():
     rngs = nnx.Rngs(0)
     [*nnx.iter_graph(rngs), *nnx.iter_modules(nnx.Dict(rngs=rngs))]
     assert rngs.default.count[...] == 0
-
-
-# ------------------------------------------------------------------------------- trees
-
-
-def test_cycles_are_found():
-    root = nnx.Dict(a=nnx.Dict())
-    root.a.b = root
-    with pytest.raises(ValueError, match="(?s)Cycle.*Dict.*found at paths.*<root>"):
-        nnx.split(root, graph=False)
-    items = [1]
-    root = nnx.Dict(a=nnx.data(items))
-    items.append(items)
-    with pytest.raises(ValueError, match="Cycle"):
-        nnx.split(root, graph=False)
-
-
-# -------------------------------------------------------------------------- differences
-
-
-def model():
-    parts = nnx.List([nnx.Param(jnp.ones(1))])
-    return zoo.Box(rate=0.5, weight=nnx.Param(jnp.ones(2), tag="x"), parts=parts)
-
-
-def put(name, make):
-    """Sets an attribute of a model to something new."""
-    return lambda model: setattr(model, name, make())
-
-
-def lines(change, graph=True):
-    """How a model differs from a changed one."""
-
-    def changed():
-        other = model()
-        change(other)
-        return other
-
-    try:
-        nnx.cond(True, model, changed, graph=graph)
-    except TypeError as error:
-        return re.findall("^  - out(.*)", str(error), re.MULTILINE)
-    return []
-
-
-DIFFERENCES = {
-    ".rate: 0.5 in true_fun, 1.0 in false_fun": put("rate", lambda: 1.0),
-    ".rate: 0.5 in true_fun, nothing in false_fun": lambda m: delattr(m, "rate"),
-    ".new: nothing in true_fun, an array in false_fun": put("new", lambda: ONES),
-    ".parts[0]: a Param in true_fun, a BatchStat in false_fun": lambda m: (
-        m.parts.__setitem__(0, nnx.BatchStat(jnp.ones(1)))
-    ),
-    ".weight, metadata 'tag': 'x' in true_fun, 'y' in false_fun": lambda m: (
-        m.weight.set_metadata(tag="y")
-    ),
-    ".weight: a Param in true_fun, a Box in false_fun": put("weight", model),
-    ".z: nothing in true_fun, a known object: out/weight in false_fun": lambda m: (
-        setattr(m, "z", m.weight)
-    ),
-}
-
-
-@pytest.mark.parametrize("line", DIFFERENCES)
-def test_a_change_is_one_line_that_says_where_and_what(line):
-    assert lines(DIFFERENCES[line]) == [line]
-
-
-def test_no_change_is_no_line(graph):
-    assert lines(lambda m: m.weight.set_value(jnp.zeros(2)), graph) == []
-
-
-def test_values_that_python_takes_for_equal_differ():
-    assert lines(lambda m: setattr(m, "rate", float("0.5"))) == []
-    with pytest.raises(TypeError, match=r"out.k: 1 in true_fun, True in false_fun"):
-        nnx.cond(True, lambda: zoo.Box(k=1), lambda: zoo.Box(k=True))
-
-
-def test_trees_differ_in_their_leaves_too():
-    changed = lines(lambda m: m.parts.append(nnx.Param(jnp.ones(1))), graph=False)
-    assert any("parts[1]: nothing in true_fun, a Param" in line for line in changed)
-
-
-@pytest.mark.parametrize("length", [1, 150])
-def test_containers_that_contain_themselves_are_refused_in_graph_mode(length):
-    top = inner = []
-    for _ in range(length - 1):
-        inner.append([])
-        inner = inner[0]
-    inner.append(top)
-    end = "/".join("0" * length)
-    with pytest.raises(ValueError, match=f"(?s)contains itself.*<root>\n  - {end}\n"):
-        nnx.flatten(top, graph=True)

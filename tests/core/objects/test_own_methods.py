@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests import modes
 
 
 class Power(nnx.Module):
@@ -98,14 +97,6 @@ def test_transforms_see_present_weights(mode):
         model.weight[...] = jnp.array(w)
         assert call(model) == w**2 + w**3 + 2 * w
     assert call(Power(2.0)) == 16.0 and call.jitted_fn._cache_size() == 1
-
-
-def test_gradients_pass_through_own_methods(mode):
-    gradient = nnx.grad(lambda m: m.f(), **mode)(Power())
-    graph_updates = mode == modes.GRAPH_UPDATES
-    found = gradient["weight"] if graph_updates else gradient.weight
-    assert found[...] == 6.0
-    assert jax.grad(lambda m: m.f())(Power()).weight[...] == 6.0
 
 
 def test_writes_of_own_methods_reach_the_caller(mode):

@@ -6,7 +6,6 @@ At the end objects as pytrees of JAX.
 """
 
 import copy
-import inspect
 import itertools
 import pickle
 import sys
@@ -260,18 +259,6 @@ def test_getstate_gives_functions_and_a_dict_of_its_own():
     assert x.w is not None
 
 
-def test_copies_made_inside_a_trace_belong_to_it():
-    x = zoo.Box()
-
-    @jax.jit
-    def f():
-        copied = copy.copy(x)
-        copied.w = nnx.Param(jnp.zeros(2))
-        return copied.w[...]
-
-    assert f().tolist() == [0.0, 0.0] and not hasattr(x, "w")
-
-
 # ------------------------------------------------------------------------- Variables
 
 
@@ -330,13 +317,6 @@ def test_a_variable_that_holds_itself_can_be_copied():
 
 
 # ----------------------------------------------------------------------- pytrees of JAX
-
-
-def test_signature_of_a_class_is_that_of_its_init():
-    class Point(nnx.Pytree):
-        def __init__(self, x, *, y=1): ...
-
-    assert str(inspect.signature(Point)) == "(x, *, y=1)"
 
 
 def test_objects_that_new_replaces_are_not_initialized():
@@ -423,32 +403,6 @@ def test_the_base_class_has_descriptors_too():
     obj = nnx.Pytree()
     obj.__class__ = Meter
     assert type(obj) is Meter and repr(obj) == "Meter()"
-
-
-def test_descriptors_may_be_added_to_a_class_later():
-    base = type("Base", (nnx.Pytree,), {})
-    child = type("Child", (base,), {})
-    before = child()
-    before.x = 1
-    base.x = Meter.reading
-    for obj in (before, child()):
-        obj.x = 3
-        assert obj.x == 3 and vars(obj)["_reading"] == 3
-
-
-@pytest.mark.parametrize("statuses", [{}, {"b": True}, {"b": False}])
-@pytest.mark.parametrize("more", [{}, {"c": True, "a": False, "d": False}])
-def test_flattening_is_undone_whatever_there_is(statuses, more):
-    statuses = {**more, **statuses}
-    marks = {True: nnx.data, False: nnx.static}
-    node = zoo.Node(**{n: marks[is_data](n) for n, is_data in statuses.items()})
-    leaves, treedef = jax.tree.flatten(node)
-    assert leaves == [name for name in sorted(statuses) if statuses[name]]
-    copied = jax.tree.unflatten(treedef, leaves)
-    assert copied._pytree__nodes == node._pytree__nodes
-    assert dict(copied._pytree__nodes) == statuses
-    assert [*vars(copied).items()][2:] == [(name, name) for name in sorted(statuses)]
-    assert jax.tree.structure(copied) == treedef == jax.tree.structure(copy.copy(node))
 
 
 # ------------------------------------------------------------------ classes that change
@@ -587,19 +541,3 @@ def test_state_has_the_names_of_older_releases():
     state._initializing = state._is_setup = True
     assert state.initializing and state.is_setup
     assert state._initializing and state._is_setup
-
-
-def test_a_copy_is_of_the_trace_in_which_it_is_made():
-    outside = nnx.Param(jnp.ones(2))
-    pickle.dumps(outside)  # a snapshot of the trace, for more pickles
-
-    @jax.jit
-    def function(x):
-        variable = copy.copy(nnx.Param(x))
-        parts = nnx.Param(x).__getstate__()
-        assert parts["_trace_state"].is_valid()
-        variable[...] += 1
-        return variable[...]
-
-    assert (function(jnp.ones(2)) == 2).all()
-    assert outside.__getstate__()["_trace_state"].is_valid()

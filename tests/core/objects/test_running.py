@@ -282,19 +282,6 @@ def test_errors_tell_where_and_what_was_given(way):
     assert note.startswith(start) and "kernel Param float32[3,3]" in note
 
 
-def test_errors_tell_the_innermost_method():
-    class Picky(nnx.Module):
-        def __call__(self, x):
-            return self.check(x, options={"a": [1, None]})
-
-        def check(self, x, **options):
-            raise RuntimeError("no")
-
-    note = note_of(Picky(), jnp.ones(2))
-    assert note.startswith("at Picky.check, a Picky\n")
-    assert "{'options': {'a': [1, None]}}" in note
-
-
 def test_errors_tell_the_path_below_methods_that_are_not_known():
     class Outer(nnx.Module):
         def __init__(self):

@@ -211,17 +211,6 @@ def test_decorator_reads_the_mode_when_it_is_made():
     assert nnx.split_rngs(splits=2)(lambda inner: inner is rngs)(rngs) is True
 
 
-def test_an_initializer_may_be_decorated():
-    class Ensemble(nnx.Module):
-        @nnx.split_rngs(splits=4)
-        def __init__(self, rngs):
-            self.kernel = nnx.Param(jax.vmap(lambda r: r.params.normal())(rngs))
-
-    rngs = nnx.Rngs(0)
-    first, second = (Ensemble(rngs).kernel[...].tolist() for _ in range(2))
-    assert len({*first, *second}) == 8
-
-
 # --------------------------------------------------------------------------- fork_rngs
 
 
@@ -307,51 +296,6 @@ def test_two_specific_rules_for_one_stream_are_refused(value_mode):
     with comparisons.raises(ValueError, *told):
         nnx.with_rngs(rngs, split={"b": 4}, fork=nnx.PathContains("b"), **value_mode)
     assert counts(rngs) == {"a": 0, "b": 0}
-
-
-def test_with_rngs_as_a_decorator_gives_copies():
-    @nnx.with_rngs(broadcast=3, graph=False)
-    def key_of(inner):
-        return data(inner.default.key)
-
-    rngs = nnx.Rngs(0)
-    assert key_of(rngs) == [data(nth_key(0, 0))] * 3
-    assert (shapes(rngs), counts(rngs)) == ({"default": ()}, {"default": 1})
-
-
-# ------------------------------------------------------------------------------- peers
-
-
-PEER_CALLS = [
-    ("split_rngs", {"splits": 3}),
-    ("split_rngs", {"splits": (2, 3), "only": "a"}),
-    ("split_rngs", {"splits": 1, "squeeze": True}),
-    ("fork_rngs", {}),
-    ("with_rngs", {"split": {"a": 3}, "broadcast": 2}),
-    ("with_rngs", {"fork": ...}),
-]
-
-
-def assert_same_streams(ours, theirs):
-    assert keys(ours) == {name: data(theirs[name].key) for name in ours}
-    assert counts(ours) == {name: theirs[name].count[...].tolist() for name in ours}
-
-
-@IN_PLACE_OR_NOT
-@tables.cases("name, given", *PEER_CALLS)
-def test_streams_have_the_keys_of_the_peer(peer, name, given, options):
-    if name == "with_rngs" and not options:
-        return  # it is refused
-    ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
-    new = getattr(nnx, name)(ours, **given, **options)
-    peer_new = getattr(peer, name)(theirs, **given, **options)
-    if options:
-        assert_same_streams(new, peer_new)
-    else:
-        assert_same_streams(ours, theirs)
-        nnx.restore_rngs(new)
-        peer.restore_rngs(peer_new)
-    assert_same_streams(ours, theirs)
 
 
 # ----------------------------------------------------------------- saving and reseeding
@@ -481,11 +425,3 @@ def test_reseed_of_another_trace_is_refused():
     with pytest.raises(nnx.errors.TraceContextError):
         jax.jit(lambda: nnx.reseed(node, dropout=1))()
     assert drawn(node) == before
-
-
-def test_reseed_gives_the_keys_of_the_peer(peer):
-    ours, theirs = nnx.Rngs(0, a=1).split(3), peer.Rngs(0, a=1).split(3)
-    nnx.reseed(ours, a=5, default=6, policy="match_shape")
-    peer.reseed(theirs, a=5, default=6, policy="match_shape")
-    assert data(ours.a.key) == data(theirs.a.key)
-    assert data(ours.default.key) == data(theirs.default.key)

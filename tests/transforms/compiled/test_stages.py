@@ -116,14 +116,6 @@ def test_stages_share_their_trace_with_the_call(mode):
 # ------------------------------------------------------------------ compiled calls
 
 
-def test_compiled_function_updates_what_it_is_given(mode):
-    for value in (1.0, 5.0):
-        model = scale(value)
-        out = compiled_in(**mode)(model, X)
-        assert out["y"].tolist() == model.w[...].tolist() == [value + 1] * 2
-        assert type(out["new"]) is nnx.Param
-
-
 def test_compiled_function_takes_keywords_and_leaves_static_arguments_out(mode):
     def f(n, model, *, x, m):
         model.w[...] += n * x + m
@@ -135,13 +127,6 @@ def test_compiled_function_takes_keywords_and_leaves_static_arguments_out(mode):
     assert model.w[...].tolist() == [8.0, 8.0]
     with pytest.raises(TypeError, match=r"(?s)does not match.*kwargs\['m'\]: nothing"):
         compiled(model, x=X, m=5)  # it would go on with that it was compiled for
-
-
-def test_wrong_shape_is_the_error_of_jax(mode):
-    model = scale()
-    with pytest.raises(TypeError, match="compiled with float32.2. and called with"):
-        compiled_in(**mode)(model, np.ones(3, np.float32))
-    assert model.w[...].tolist() == [1.0, 1.0]
 
 
 @tables.cases(
@@ -254,24 +239,6 @@ def test_graph_with_a_cycle_has_stages():
     assert found.me is found and compiled.donate_argnums == ()
 
 
-def test_stages_have_the_classes_of_the_contract_and_hold_those_of_jax(mode):
-    classes = nnx.transforms.compilation
-    jitted = nnx.jit(lambda x: x * 2, **mode)
-    assert type(jitted) is classes.JitWrapped is classes.SimpleJitWrapped
-    assert isinstance(jitted, jax.stages.Wrapped)
-    traced = jitted.trace(1.0)
-    lowered = traced.lower()
-    compiled = lowered.compile()
-    assert isinstance(traced.traced, jax.stages.Traced)
-    assert isinstance(lowered.lowered, jax.stages.Lowered)
-    assert isinstance(compiled.compiled, jax.stages.Compiled)
-    stages = {"Traced": traced, "Lowered": lowered, "Compiled": compiled}
-    for name, stage in stages.items():
-        assert stage.jit_wrapped is jitted and isinstance(stage, classes.Stage)
-        for prefix in ("", "Simple", "SimplePartial"):
-            assert isinstance(stage, getattr(classes, prefix + name))
-
-
 # --------------------------------------------------------------------------- jax.export
 
 
@@ -370,18 +337,6 @@ def test_shared_layer_is_read_twice():
     model = nnx.List([layer := zoo.Scale(3.0), layer])
     exported = export.export(nnx.jit(lambda m, x: m[1](m[0](x))))(model, BATCH)
     assert exported.call(model, jnp.ones((1, 2))).tolist() == [[9.0, 9.0]]
-
-
-def test_bound_arguments_are_in_the_export():
-    jitted = nnx.jit_partial(predict, counted(), graph=False)
-    out = export.export(jitted)(BATCH).call(jnp.ones((1, 2)))
-    np.testing.assert_array_equal(out["y"], [[2.0, 3.0]])
-
-
-def test_stages_stay_those_of_the_call_until_they_are_exported():
-    traced = nnx.jit(predict).trace(counted(), jnp.ones((1, 2)))
-    assert isinstance(traced.lower(), nnx.transforms.compilation.Lowered)
-    assert len(traced.jaxpr.in_avals) == 3
 
 
 def test_function_is_exported_for_platforms_that_are_not_here():

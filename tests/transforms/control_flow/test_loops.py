@@ -7,7 +7,6 @@ That it goes along any axis is asserted with the maps, in
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import graftree as nnx
@@ -273,27 +272,6 @@ def test_scanned_layers_with_a_carried_stream_get_new_data(sets):
     assert layers.mark == ("called" if sets else "new")
 
 
-def test_a_training_loop_may_begin_with_train():
-    def step(carry, x):
-        model, optimizer = carry
-        model.train()
-        loss, grads = nnx.value_and_grad(lambda m: jnp.mean(m(x) ** 2))(model)
-        optimizer.update(model, grads)
-        return carry, loss
-
-    def train(starts_in_eval):
-        model = zoo.Block()
-        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-        if starts_in_eval:
-            model.eval()
-        x = jax.random.normal(jax.random.key(1), (5, 3, 2))
-        _, losses = nnx.scan(step)((model, optimizer), x)
-        assert not model.norm.use_running_average
-        return losses, nnx.to_pure_dict(nnx.state(model, (nnx.Param, nnx.BatchStat)))
-
-    jax.tree.map(np.testing.assert_array_equal, train(False), train(True))
-
-
 def test_a_carried_variable_may_be_a_new_one_with_graph_updates():
     def step(v, x):
         return nnx.Variable(v[...] + x), x
@@ -381,20 +359,6 @@ def test_bounds_may_be_traced_or_known_for_a_derivative_in_reverse(mode):
     assert jax.grad(lambda x: power(x, 3))(2.0) == 12
 
 
-@WITH_SCAN
-def test_repeated_nodes_and_shared_parts_stay_shared(loop, graph_mode):
-    model = pair()
-
-    def body(value):
-        first, second = value
-        assert first is second
-        first.a[...] += 1
-        return first, second
-
-    out = run(loop, body, (model, model), **graph_mode)
-    assert model.a[...] == 3 and out[0] is out[1]
-
-
 def swap_parts(model):
     model.a, model.b = model.b, model.a
     return model
@@ -436,19 +400,6 @@ def test_a_changed_attribute_is_an_error_of_both_types(loop, error, mode):
     with pytest.raises(error, match=r"mark.*1.*before.*2.*after"):
         run(loop, mark, model, **mode)
     assert model.mark == 1
-
-
-@LOOPS
-def test_another_structure_is_refused(loop, mode):
-    def extend(model):
-        model.extra = 1
-        return model
-
-    for body in (lambda model: (model, 1), extend):
-        model = pair()
-        with pytest.raises((ValueError, TypeError), match=loop):
-            run(loop, body, model, **mode)
-        assert not hasattr(model, "extra")
 
 
 PLAIN = {

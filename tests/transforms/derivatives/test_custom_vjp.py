@@ -79,17 +79,6 @@ def test_updates_propagate_exactly_once(mode, wrap):
     assert model.count[...] == 1 and model.calls == (mode == GRAPH_UPDATES)
 
 
-def test_derivatives_nest(mode):
-    f = sine(mode)
-
-    def value(v):
-        return f(nnx.Dict(x=v, count=nnx.BatchStat(jnp.array(0)), calls=nnx.static(0)))
-
-    first = nnx.grad(value, **mode)
-    second = nnx.grad(lambda v: first(v)[...], **mode)(nnx.Param(jnp.array(2.0)))
-    np.testing.assert_allclose(second[...], -10 * np.sin(2.0), rtol=1e-6)
-
-
 def test_gradients_of_several_calls_add_up(mode):
     def bwd(residual, g):
         model, x = residual
@@ -470,35 +459,3 @@ def test_states_must_have_the_differentiable_leaves():
         use(nnx.state(two()))
     with pytest.raises(TypeError, match="(?s)argument 0:.*missing: x"):
         use(nnx.State({}))
-
-
-# -------------------------------------------------------------------------------- peers
-
-
-def test_rules_get_what_they_get_from_the_peer(peer, mode):
-    def run(nnx):
-        seen = []
-
-        def fun(model, x):
-            model.stat[...] = model.x * x
-            return {"a": jnp.sin(model.x), "b": x}
-
-        def bwd(residual, g, **keywords):
-            seen.append(jax.tree.leaves((g, keywords)))
-            model, x = residual
-            given = g[0][0] if mode == GRAPH_UPDATES else nnx.clone(model)
-            return jax.tree.map(lambda x: 3 * x, given), x * 7
-
-        f = nnx.custom_vjp(fun, **mode)
-        f.defvjp(lambda model, x: (f(model, x), (model, x)), bwd)
-
-        def loss(model, x):
-            out = f(model, x)
-            return out["a"] * 5 + out["b"] * 6 + model.stat * 7
-
-        x, stat = nnx.Param(jnp.array(2.0)), nnx.BatchStat(jnp.array(1.0))
-        model = nnx.Dict(x=x, stat=stat)
-        grads = nnx.grad(loss, argnums=(0, 1), **mode)(model, 4.0)
-        return seen, jax.tree.leaves(grads), model.stat[...]
-
-    jax.tree.map(np.testing.assert_array_equal, run(nnx), run(peer))

@@ -218,34 +218,6 @@ def test_state_axes_name_what_they_map():
 # ------------------------------------------------------ the decorator, inside of others
 
 
-def by_nnx(f, **axes):
-    return nnx.vmap(f, graph_updates=False, **axes)
-
-
-@pytest.mark.parametrize("outer", [jax.vmap, by_nnx, nnx.vmap])
-def test_the_decorator_names_new_variables(graph, outer):
-    @nnx.transform_metadata(out_axes=-1, partition="layers", graph=graph)
-    def make(x):
-        return annotated(jnp.full(2, x), "features")
-
-    stack = outer(make, out_axes=-1)(jnp.arange(3.0))
-    assert stack.out_sharding == ("features", "layers")
-
-
-@pytest.mark.parametrize("axis", [1, -1])
-def test_the_decorator_hides_the_name_and_keeps_updates(graph, axis):
-    model = stacked()
-
-    @nnx.vmap(in_axes=(axis, 0), graph=graph, graph_updates=False)
-    @nnx.transform_metadata(in_axes=(axis, 0), partition="layers", graph=graph)
-    def scale(model, x):
-        check_names(("features",), model.kernel)
-        model.kernel[...] *= x
-
-    scale(model, jnp.arange(3.0))
-    check_stacked(model, [[0, 1, 2], [0, 1, 2]])
-
-
 def test_the_axes_of_the_decorator_are_the_first_ones(graph):
     @jax.vmap
     @nnx.transform_metadata(partition="layers", graph=graph)
@@ -279,14 +251,6 @@ def test_what_has_no_integer_axis_is_passed_over(graph):
     jax.vmap(see, **axes)(annotated(jnp.ones(2), "features"), jnp.ones(3))
 
 
-def test_no_name_is_a_name_too(graph):
-    @nnx.transform_metadata(partition=None, graph=graph)
-    def make(x):
-        return annotated(x, "features")
-
-    assert jax.vmap(make)(jnp.ones((3, 2))).out_sharding == (None, "features")
-
-
 def test_a_failed_call_leaves_names_and_values(graph):
     model = stacked()
 
@@ -298,16 +262,6 @@ def test_a_failed_call_leaves_names_and_values(graph):
     with pytest.raises(RuntimeError, match="no"):
         fail(model)
     check_stacked(model, np.ones((2, 3)))
-
-
-def test_keywords_become_positions(graph):
-    @nnx.transform_metadata(in_axes=(None, 1), partition="layers", graph=graph)
-    def see(x, model, *, other=2):
-        return model.kernel.out_sharding, other
-
-    assert see(model=stacked(), x=1) == (("features",), 2)
-    with pytest.raises(TypeError, match="could not be resolved to positions"):
-        see(1, stacked(), other=3)
 
 
 def test_aliases_are_refused_with_different_axes():

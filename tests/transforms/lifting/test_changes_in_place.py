@@ -4,7 +4,6 @@ They may change in place: no attribute is set then. So whatever is remembered of
 object remembers what they were like. And no tracer may stay in them.
 """
 
-import array
 import collections
 import dataclasses
 import gc
@@ -24,7 +23,6 @@ import graftree as nnx
 from tests import static_values, tables, zoo
 from tests.changes import param
 from tests.modes import BY_NAME
-from tests.transforms.lifting.test_costs import PARTS, python_calls
 
 
 class Config:
@@ -58,11 +56,8 @@ def nested():
 TRACED_EACH = {
     "grad": lambda f, mode: nnx.grad(f, **mode),
     "vmap": lambda f, mode: nnx.vmap(f, in_axes=None, axis_size=2, **mode),
-    "remat": lambda f, mode: nnx.remat(f, **mode),
     "cond": lambda f, mode: lambda x: nnx.cond(True, f, f, x, **mode),
-    "switch": lambda f, mode: lambda x: nnx.switch(0, [f, f], x, **mode),
     "custom_vjp": lambda f, mode: with_derivative(f, mode),
-    "eval_shape": lambda f, mode: lambda x: nnx.eval_shape(f, x, **mode),
     "checkify": lambda f, mode: nnx.checkify(f, **mode),
 }
 
@@ -146,12 +141,9 @@ def of_state(mode):
 WAYS = {
     "jit": lambda mode: nnx.jit(read, **mode),
     "grad": with_gradient,
-    "compiled grad": lambda mode: nnx.jit(with_gradient(mode), **mode),
     "vmap": mapped,
-    "remat": lambda mode: nnx.jit(nnx.remat(read, **mode), **mode),
     "state": of_state,
     "functional": functional,
-    "clone": lambda mode: lambda model: read(nnx.clone(model, graph=mode["graph"])),
     "jax.jit": lambda mode: jax.jit(read),
 }
 
@@ -235,16 +227,11 @@ IN_PLACE = {
     "special method": (Redirected, lambda x: sizes.update(size=sizes["size"] + 1)),
     "hash": (Elsewhere, lambda x: sizes.update(size=sizes["size"] + 1)),
     "slot": (Slotted, lambda x: setattr(x, "size", 2)),
-    "frozen": (lambda: Frozen([1]), lambda x: x.size.append(2)),
-    "namespace": (types.SimpleNamespace, lambda x: vars(x).update(a=1)),
     "named tuple": (lambda: Pair([1], 2), lambda x: x.first.append(2)),
     "order": (lambda: {"a": 1, "b": 2}, lambda x: x.update(a=x.pop("a"))),
     "key": (lambda: {1: 2}, lambda x: x.update({True: x.pop(1)})),
-    "ordered dict": (collections.OrderedDict, lambda x: x.update(a=1)),
     "set": (lambda: {1, 2}, lambda x: (x.remove(1), x.add(True))),
     "list": (lambda: [0.0], lambda x: x.__setitem__(0, -0.0)),
-    "moved": (lambda: [[1], [2]], lambda x: x.reverse()),
-    "deep": (lambda: {"a": [({"b": [1]},)]}, lambda x: x["a"][0][0]["b"].append(2)),
     "object": (lambda: Config([1]), lambda x: x.content.append(2)),
     "object with a hash": (
         lambda: static_values.Tag("a"),
@@ -256,8 +243,6 @@ IN_PLACE = {
     "state of its own": (lambda: WithState(1), lambda x: setattr(x, "content", 2)),
     "no pickle": (lambda: Unpicklable([1]), lambda x: x.content.append(2)),
     "deque": (collections.deque, lambda x: x.append(1)),
-    "bytes": (lambda: bytearray(b"a"), lambda x: x.append(1)),
-    "numbers": (lambda: array.array("d", [1]), lambda x: x.append(1)),
     "array in a field": (
         lambda: Settings(np.ones(2)),
         lambda x: x.size.__setitem__(0, 2.0),
@@ -394,29 +379,12 @@ def test_a_change_in_what_is_bound_is_seen(value_mode):
     check_changes_are_seen(lambda model: bound(), model)
 
 
-def test_static_objects_that_change_are_compared(mode):
-    step = nnx.jit(lambda model: model.w * number(model.tag.name), **mode)
-    model, tags = zoo.Scale(1.0), [static_values.Tag("a"), static_values.Tag("b")]
-    for name in "aaccaba":
-        tags[0].name = name
-        for model.tag in tags:
-            assert step(model) == number(model.tag.name)
-
-
 def test_an_object_that_was_traced_for_stays_told_from_others():
     step = nnx.jit(lambda model: model.w * number(model.tag.name))
     for _ in range(2):  # each round has the values of the round before in its cache
         model = zoo.Box(w=nnx.Param(jnp.array(1.0)), tag=static_values.Tag("a"))
         for model.tag.name in "aabbab":
             assert step(model) == number(model.tag.name)
-
-
-def test_skeletons_are_those_of_now(graph):
-    model = model_of({"a": 1})
-    config = model.kernel.config
-    before = [nnx.graphdef(model, graph=graph) for _ in range(3)][-1]
-    for config["a"] in (2, 1):
-        assert (nnx.graphdef(model, graph=graph) == before) is (config["a"] == 1)
 
 
 def test_a_treedef_keeps_what_it_was_made_of():
@@ -456,11 +424,6 @@ def test_the_hash_of_a_skeleton_stays_and_is_that_of_its_content():
     assert hash(graphdef) == before == hash(again)
     now = nnx.graphdef(model_of(tag))
     assert now != graphdef and hash(now) != before
-
-
-def test_a_skeleton_with_unhashable_metadata_can_be_pickled():
-    graphdef = nnx.graphdef(model_of([1]))
-    assert pickle.loads(pickle.dumps(graphdef)) == graphdef
 
 
 # ------------------------------------------------------ tracers (issue 12, section 13)
@@ -515,12 +478,6 @@ def test_a_tracer_is_taken_out_also_if_the_function_fails():
     with pytest.raises(ZeroDivisionError):
         f(model, 1.0)
     assert model.log == []
-
-
-def test_what_is_no_tracer_may_be_logged():
-    model = logging([])
-    nnx.jit(lambda model, x: model.log.append(x.shape))(model, jnp.ones(3))
-    assert model.log == [(3,)]
 
 
 # --------------------------------------------------------------------- registered nodes
@@ -579,18 +536,10 @@ def bag_of(x):
     return x.bag if isinstance(x, zoo.Box) else x
 
 
-def step(x, factor):
-    """Depends on all that is in a bag, and writes its Variables."""
+def told(x):
+    """All that is in a bag."""
     bag = bag_of(x)
-    total = len(bag.label) * 100.0
-    for key, value in sorted(bag.items.items()):
-        for box in value if isinstance(value, list) else [value]:
-            if isinstance(box, nnx.Variable):
-                total += box[...].sum() * len(key)
-                box[...] = box[...] * factor + 1
-            else:
-                total += jnp.sum(box) * 10.0
-    return total
+    return len(bag.label), bag.items["n"], nnx.as_pure(nnx.state(x))
 
 
 # One after the other.
@@ -610,24 +559,11 @@ IN_NODES = {
 
 @tables.cases("kind, wrap", (Bag, bag_of), (Bag, owner), (Slotted, bag_of))
 def test_changes_are_seen(graph_mode, kind, wrap):
-    x, y = wrap(make(kind)), wrap(make(kind))
-    called = nnx.jit(step, **graph_mode)
-    for name, change in IN_NODES.items():
-        change(bag_of(x)), change(bag_of(y))
+    x, called = wrap(make(kind)), nnx.jit(told, **graph_mode)
+    for change in IN_NODES.values():
+        change(bag_of(x))
         for _ in range(3):
-            assert called(x, 0.5) == step(y, 0.5), name
-            one, other = (nnx.to_pure_dict(nnx.state((z,), nnx.Param)) for z in (x, y))
-            assert str(one) == str(other), name
-
-
-@pytest.mark.caches("it counts Python functions of repeated calls")
-def test_they_are_taken_apart_until_they_are_known(graph_mode):
-    for wrap in (bag_of, owner):
-        bag, called = make(), nnx.jit(step, **graph_mode)
-        bag.items["inner"] += [ones() for _ in range(2 * PARTS)]
-        x = wrap(bag)
-        counts = [python_calls(called, x, 2.0) for _ in range(5)]
-        assert counts[-1] < counts[1]
+            jax.tree.map(np.testing.assert_array_equal, called(x), told(x))
 
 
 @pytest.mark.parametrize("wrap", [bag_of, owner])
@@ -648,18 +584,17 @@ def test_none_is_kept_alive(wrap, refers_back):
 def test_the_structure_of_one_reaches_the_caller_each_time():
     def grow(bag):
         bag.items[f"n{len(bag.items)}"] = ones()
+        bag.items["w"][...] += 1
         return len(bag.items)
 
     bag, called = make(), nnx.jit(grow)
     assert [called(bag) for _ in range(4)] == [4, 5, 6, 7]
+    assert bag.items["w"][...].tolist() == [5, 5]
     assert sorted(bag.items) == ["inner", "n", "n3", "n4", "n5", "n6", "w"]
 
 
-# Of a State in an attribute, whose inner mappings have integers for keys.
+# Of a State in an attribute, at integers as keys.
 IN_STATE = {
-    "a Variable": lambda s: s["a"].update(b=param(7)),
-    "more": lambda s: s["a"].update(d=param(7)),
-    "less": lambda s: s["a"].pop("b"),
     "a Variable at an integer": lambda s: s["a"]["c"].update({1: param(7)}),
     "more at an integer": lambda s: s["a"]["c"].update({3: param(7)}),
     "less at an integer": lambda s: s["a"]["c"].pop(1),
@@ -668,7 +603,6 @@ IN_STATE = {
 }
 READERS = {
     "state": nnx.state,
-    "clone": lambda model: nnx.state(nnx.clone(model)),
     "jit": nnx.jit(lambda model: nnx.as_pure(model.s)),
     "jax": jax.jit(lambda model: nnx.as_pure(model.s)),
 }

@@ -8,7 +8,6 @@ Then programs of eager control flow, warnings, and bounds of what is kept.
 
 import functools
 import gc
-import itertools
 import pickle
 import sys
 import warnings
@@ -124,21 +123,14 @@ def test_a_switch_inside_is_traced_once_each_way(mode):
 
 
 @FEW_CALLS
-def test_functions_that_each_have_their_mode_cost_few_python_calls(mode):
-    steps, model = [nnx.jit(double, **mode) for _ in range(2)], large()
-    for k in range(4):
+def test_functions_modes_shapes_and_models_in_turns_cost_few_python_calls(mode):
+    steps = [nnx.jit(lambda model, x: model.w * x, **mode) for _ in range(2)]
+    cases = [(large(), jnp.ones(2)), (large(), 1.0)]
+    for k in range(3):
         for number, step in enumerate(steps):
-            switch(model, number)
-            assert python_calls(step, model) < FEW or k < 2
-
-
-@FEW_CALLS
-def test_other_shapes_and_other_models_cost_few_python_calls(mode):
-    step = nnx.jit(lambda model, x: model.w * x, **mode)
-    cases = [(model, x) for model in (large(), large()) for x in (jnp.ones(2), 1.0)]
-    for k in range(4):
-        for model, x in cases:
-            assert python_calls(step, model, x) < FEW or k < 2
+            for model, x in cases:
+                switch(model, number)
+                assert python_calls(step, model, x) < FEW or k < 2
 
 
 @FEW_CALLS
@@ -154,13 +146,12 @@ def test_objects_in_containers_and_bound_ones_cost_few_python_calls(value_mode):
 
 
 @FEW_CALLS
-@pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1), optax.adamw(0.1)])
-def test_nothing_in_an_optimizer_is_compared_in_each_call(tx, mode):
+def test_nothing_in_an_optimizer_is_compared_in_each_call(mode):
     def advance(optimizer):
         optimizer.step[...] += 1
 
     step = nnx.jit(advance, **mode)
-    optimizer = nnx.Optimizer(zoo.Scale(), tx, wrt=nnx.Param)
+    optimizer = nnx.Optimizer(zoo.Scale(), optax.adamw(0.1), wrt=nnx.Param)
     for _ in range(3):
         step(optimizer)
     assert python_calls(step, optimizer) < 12
@@ -215,18 +206,12 @@ def test_states_that_are_read_cost_few_python_calls(mode):
     assert python_calls(step, states[1], 2.0) < 15
 
 
-def each_in_one_mode():
-    """Each transform, and each mode once; the other pairs are in the long run."""
-    pairs = itertools.product(
-        enumerate(TRACED.items()), enumerate(modes.BY_NAME.items())
-    )
-    for (i, (transform, make)), (j, (name, mode)) in pairs:
-        marks = () if i == j else pytest.mark.long
-        yield pytest.param(make, mode, id=f"{transform}-{name}", marks=marks)
-
-
 @FEW_CALLS
-@tables.cases("transform, mode", *each_in_one_mode())
+@tables.cases(
+    "transform, mode",
+    *zip(TRACED.values(), modes.BY_NAME.values(), strict=True),
+    ids=TRACED,
+)
 def test_eager_transforms_take_known_objects_apart_once(transform, mode):
     # They are traced each time, which costs more than that.
     call, model = transform(double, **mode), large()
@@ -343,7 +328,7 @@ def test_new_objects_and_states_are_freed(mode):
     assert all_gone(dropped)
 
 
-def test_models_with_references_back_are_freed():
+def test_models_with_references_back_and_functions_are_freed():
     step, model = nnx.jit(lambda model: model.a.sum()), zoo.Tied()
     for _ in range(3):
         step(model)
@@ -351,12 +336,6 @@ def test_models_with_references_back_are_freed():
     del model
     gc.collect()
     assert all_gone(dropped)
-
-
-def test_dropped_functions_are_freed():
-    model, step = zoo.Scale(), nnx.jit(double)
-    for _ in range(3):
-        step(model)
     dropped = gone(step)
     del step
     gc.collect()
@@ -415,9 +394,8 @@ def test_other_functions_with_the_same_program_are_not_compiled_again(
 
 
 @EACH_CALL
-@pytest.mark.parametrize("pair", [(0.0, -0.0), (1.0, 2.0), (1, True), (1.0, np.nan)])
-def test_numbers_that_a_function_captures_are_told_apart(call, pair):
-    for number in (*pair, *pair):
+def test_numbers_that_a_function_captures_are_told_apart(call):
+    for number in 2 * (0.0, -0.0, 1, True, np.nan):
 
         def f(x, number=number):
             return x * 0 + jnp.copysign(2.0, jnp.float32(number) * 1) + number
@@ -533,8 +511,6 @@ def test_equal_policies_of_remat_are_one_program(compilations):
     assert len(compilations) == before
 
 
-# ----------------------------------------------------------------------------- warnings
-
 # ------------------------------------------------- changes that don't reach the caller
 
 
@@ -583,10 +559,6 @@ def test_what_reaches_the_caller_gives_no_warning(value_mode, no_warning):
         return zoo.Scale()
 
     step(make(), {"x": 1.0})
-
-
-def test_graph_updates_lose_nothing(no_warning):
-    nnx.jit(lambda m: setattr(m, "extra", new()))(make())
 
 
 def add(x, model):

@@ -86,14 +86,10 @@ def told(kind, *words):
 
 CONCRETE = {
     "jit": lambda: nnx.jit(by_kernel)(*make()),
-    "jit in tree mode": lambda: nnx.jit(by_kernel, graph=False)(*make()),
-    "jit with donation": lambda: nnx.jit(by_kernel, donate_argnums=0)(*make()),
     "jit beside a static": lambda: nnx.jit(by_kernel, static_argnums=1)(*make(3)),
-    "lower": lambda: nnx.jit(by_kernel).lower(*make()),
     "partial": lambda: nnx.jit_partial(by_kernel, make_net(), graph=False)(jnp.ones(2)),
     "remat": lambda: nnx.remat(by_kernel)(*make()),
     "eval_shape": lambda: nnx.eval_shape(by_kernel, *make()),
-    "make_jaxpr": lambda: nnx.make_jaxpr(by_kernel, graph=False)(*make()),
     "grad in jit": lambda: nnx.jit(nnx.grad(loss))(*make()),
     "decorated": lambda: nnx.jit(decorated)(*make()),
     "function": lambda: nnx.jit(functools.partial(by_kernel, x=2.0))(make_net()),

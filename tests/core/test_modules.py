@@ -1,6 +1,10 @@
-"""Corners of capture, sow and perturb; tests/contract/test_variables has the rules."""
+"""Corners of Modules: capture, sow, perturb, attributes of many, views, conversions.
+
+The rules are in tests/contract/test_variables.
+"""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +19,7 @@ METHOD_OUTPUTS = pytest.mark.parametrize("method_outputs", [None, nnx.Intermedia
 
 
 class Layer(nnx.Module):
-    """Sows, perturbs, and has a method of each kind."""
+    """Sows, perturbs, and has a method beside its call."""
 
     def __init__(self, scale=2.0):
         self.scale = nnx.Param(jnp.array(scale))
@@ -26,24 +30,6 @@ class Layer(nnx.Module):
 
     def scaled(self, x):
         return self.scale[...] * x
-
-    def helper(self, x):
-        return self.offset(x) + self._private(self.double)
-
-    @staticmethod
-    def offset(x):
-        return x + 1
-
-    @classmethod
-    def make(cls):
-        return cls()
-
-    @property
-    def double(self):
-        return 2 * self.scale[...]
-
-    def _private(self, x):
-        return x
 
 
 def layers():
@@ -87,14 +73,6 @@ def test_types_of_the_same_name_are_kept_apart():
     assert [*map(values, states)] == [{("x",): (1,)}, {("x",): (2,)}]
 
 
-def test_values_sown_on_a_dict_are_no_items_of_it():
-    def f(heads):
-        heads.sow(nnx.Intermediate, "sown", 2)
-        return list(heads), len(heads), "__captures__" in heads
-
-    assert recorded(f, nnx.Dict(a=Layer())) == ((["a"], 1, False), {("sown",): (2,)})
-
-
 def test_name_of_a_recording_module_is_refused():
     def f(model):
         model.layers.sow(nnx.Intermediate, "x", 1)
@@ -105,23 +83,6 @@ def test_name_of_a_recording_module_is_refused():
 
 
 # ------------------------------------------------------------------ what is captured
-
-
-def test_partials_can_be_captured():
-    by_partial = functools.partial(Layer.__call__, Layer())
-    assert recorded(by_partial, 1.0) == (2.0, {("x",): (1.0,)})
-
-
-def test_decorators_take_several_types_and_keep_the_docstring():
-    @nnx.capture(nnx.Intermediate, nnx.Perturbation)
-    def forward(model, x):
-        """Says what it does."""
-        return model(x)
-
-    result, seen, zeros = forward(Layer(), 1.0)
-    assert (result, list(seen), list(zeros)) == (2.0, ["x"], ["y"])
-    assert forward.__doc__ == "Says what it does."
-    assert "scale" not in vars(nnx.capture(Layer(), nnx.Intermediate))
 
 
 @pytest.mark.parametrize("args", [(3,), (3, nnx.Intermediate), (len, int), (len, "y")])
@@ -150,9 +111,8 @@ def test_init_at_a_path_without_module_warns():
 # ------------------------------------------------------------------------ transforms
 
 
-@pytest.mark.parametrize("transform", [nnx.jit, nnx.remat])
-def test_values_come_out_of_nested_transforms(transform, mode):
-    inner = transform(lambda model, x: model(x), **mode)
+def test_values_come_out_of_nested_transforms(mode):
+    inner = nnx.remat(lambda model, x: model(x), **mode)
     outer = nnx.value_and_grad(lambda model, x: inner(model, x), **mode)
     (value, _), seen = recorded(outer, Layer(), 3.0)
     assert value == 6.0 and seen == {("x",): (3.0,)}
@@ -160,8 +120,6 @@ def test_values_come_out_of_nested_transforms(transform, mode):
 
 VMAPPED = nnx.StateAxes({nnx.Intermediate: 0, ...: None})
 SCANNED = nnx.StateAxes({nnx.Intermediate: 0, ...: nnx.Carry})
-
-
 CARRIED = nnx.scan(in_axes=(SCANNED, nnx.Carry), out_axes=nnx.Carry, length=3)
 
 
@@ -182,19 +140,6 @@ def test_values_come_out_of_scanned_layers_stacked(mode):
     y, seen = recorded(forward, stacked, jnp.array(1.0))
     assert y == 30 and seen["x",][0].tolist() == [1, 2, 6]
     assert not has_traces(stacked)
-
-
-@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
-def test_value_of_a_closure_raises_instead_of_leaking(transform):
-    def forward(model, x):
-        return transform(lambda a: model(a).sum())(x)
-
-    model, x = Layer(), jnp.array(1.0) if transform is jax.grad else jnp.ones(2)
-    with pytest.raises(nnx.errors.TraceContextError):
-        nnx.capture(forward, nnx.Intermediate)(model, x)
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate 'Layer'"):
-        transform(nnx.capture(model, nnx.Intermediate))(x)
-    assert not has_traces(model)
 
 
 # -------------------------------------------------------------------- nothing is left
@@ -255,18 +200,6 @@ def test_calls_nest_inside_jit_as_they_do_outside(mode):
         assert values(inner) == {("x",): (1.0,)} and outer == expected
 
 
-def test_module_may_capture_itself_again():
-    class Recursive(nnx.Module):
-        def __call__(self, depth):
-            self.sow(nnx.Intermediate, "depth", depth)
-            if depth:
-                _, inner = recorded(self, depth - 1)
-                assert inner["depth",] == (depth - 1, 1 - depth)
-            self.sow(nnx.Intermediate, "depth", -depth)
-
-    assert recorded(Recursive(), 2)[1] == {("depth",): (2, -2)}
-
-
 # --------------------------------------------------------------------------- threads
 
 
@@ -308,21 +241,10 @@ def test_inherited_and_overridden_methods_are_recorded_once():
     assert outputs_of(Override(), 1.0) == expected
 
 
-def test_static_private_and_class_methods_and_properties_still_work():
-    model = Layer()
-    assert outputs_of(model.helper, 1.0) == {}
-    assert outputs_of(lambda model: model.make(), model) == {}
-
-
 def test_containers_do_not_record_their_machinery():
     model = nnx.Dict(layers=layers())
     paths = outputs_of(lambda model: run(model["layers"], 1.0), model)
     assert {path[:2] for path in paths} == {("layers", 0), ("layers", 1)}
-
-
-def test_method_outputs_need_not_be_returned():
-    found = recorded(Layer(), 1.0, method_outputs=nnx.BatchStat)
-    assert found == (2.0, {("x",): (1.0,)})
 
 
 def test_method_outputs_go_through_transforms(mode):
@@ -444,23 +366,6 @@ def test_sow_reduces_with_the_functions_given_and_needs_no_leave():
     assert recorded(sow, zoo.Box())[1] == {("y",): 3, ("z",): (1,)}
 
 
-@pytest.mark.parametrize("kind", [nnx.Variable, nnx.Perturbation])
-def test_sow_outside_refuses_a_variable_of_a_wider_or_narrower_type(kind):
-    model = zoo.Box(y=nnx.Intermediate(()))
-    with pytest.raises(ValueError, match=f"to be of type '{kind.__name__}', got"):
-        model.sow(kind, "y", 1)
-    assert model.y.get_value() == ()
-
-
-@quiet
-@pytest.mark.parametrize("attributes", [{}, {"y": nnx.Intermediate(())}])
-def test_sow_into_an_outer_trace_raises(attributes):
-    model = zoo.Box(**attributes)
-    with pytest.raises(nnx.errors.TraceContextError):
-        jax.jit(lambda x: model.sow(nnx.Intermediate, "y", x))(1)
-    assert not attributes or model.y.get_value() == ()
-
-
 @quiet
 def test_sow_outside_stores_plain_variables_also_with_refs_as_default():
     model = zoo.Box()
@@ -501,11 +406,92 @@ def test_perturb_of_another_type_goes_to_its_buffer():
     assert [*map(values, states)] == [{}, {("p",): 0}]
 
 
-@pytest.mark.parametrize("value", [3, nnx.Intermediate(1)])
-def test_perturb_outside_refuses_attributes_of_other_types(value):
-    with pytest.raises(ValueError, match="'p' to be of type 'Perturbation', got"):
-        zoo.Box(p=value).perturb("p", 1.0)
-
-
 def test_default_reduction_is_public():
     assert nnx.module.tuple_reduce(nnx.module.tuple_init(), 1) == (1,)
+
+
+# -------------------------------------------- attributes of many, views, conversions
+
+
+class Leaf(nnx.Module):
+    def __init__(self):
+        self.rate, self.deterministic = 0.5, False
+
+    def set_view(self, deterministic=None):
+        self.deterministic = deterministic
+
+
+class Settings(nnx.Pytree):
+    def set_view(self, **options):
+        self.seen = tuple(sorted(options))
+
+
+def model():
+    return zoo.Box(leaf=Leaf(), norm=zoo.Box(size=1), plain=nnx.data([Leaf()]))
+
+
+def test_set_attributes_matches_any_of_the_filters():
+    node = nnx.Dict(a=Leaf(), b=Leaf(), c=zoo.Box(rate=0.5))
+    node.set_attributes(nnx.PathContains("b"), zoo.Box, rate=0.1)
+    assert (node.a.rate, node.b.rate, node.c.rate) == (0.5, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("filters", "attributes", "missing"),
+    [((zoo.Box,), {"rate": 0.1}, "rate"), ((), {"rate": 0.1, "unknown": 1}, "unknown")],
+    ids=["among the matching modules only", "nothing is set"],
+)
+def test_failed_set_attributes_changes_nothing(filters, attributes, missing):
+    node = model()
+    with pytest.raises(ValueError, match=rf"Could not find.*\['{missing}'\]"):
+        node.set_attributes(*filters, **attributes)
+    assert node.leaf.rate == 0.5
+
+
+def test_view_info_lists_each_class_once_by_name():
+    lines = nnx.view_info([Settings(), Leaf(), Leaf(), nnx.Rngs(0), 1]).splitlines()
+    assert [x for x in lines if not x.startswith(" ")] == ["Leaf:", "Settings:"]
+    assert nnx.view_info([Settings(), Leaf()], only=Settings).startswith("Settings:")
+    assert nnx.view_info([nnx.Rngs(0), 1]) == ""
+
+
+def test_cyclic_objects_and_shared_refs_are_converted():
+    node = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    node.self = node
+    converted = nnx.with_vars(node, ref=True)
+    assert converted.self is converted and converted.w.ref
+    converted.bare = ref = converted.w.get_raw_value()
+    arrays = nnx.to_arrays(converted)
+    assert not arrays.w.ref and isinstance(arrays.bare, jax.Array)
+    arrays = nnx.to_arrays({"a": ref, "b": ref}, allow_duplicates=True)
+    assert arrays["a"] is arrays["b"]
+
+
+@nnx.remat
+def drop_count(model):
+    del model.count
+
+
+@tables.cases(
+    "change",
+    drop_count,
+    lambda model: model.layers.insert(0, jnp.full(1, 2.0)),
+    lambda model: model.layers.__delitem__(2),
+    ids=["remat", "insert", "delete"],
+)
+def test_what_stays_is_there_at_every_line(change):
+    """Where another thread may look, and Ctrl-C interrupt."""
+    layers = nnx.List([jnp.zeros(1), jnp.ones(1), jnp.ones(1)])
+    model = nnx.Dict(layers=layers, count=0)
+
+    def look(frame, event, arg):
+        assert model.layers is layers and layers[0].shape == (1,) and len(layers) >= 2
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        change(model)
+    finally:
+        sys.settrace(before)
+    assert "count" not in model or len(layers) != 3
