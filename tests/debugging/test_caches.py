@@ -1,7 +1,6 @@
 """With and without what is remembered between calls, everything means the same.
 
-Random programs are in `tests/differential`, random changes between calls in
-`tests/stress/plans.py`; each takes ``--caches``.
+Random programs, with and without, are in `tests/differential`.
 """
 
 import threading
