@@ -1,6 +1,7 @@
 """A Llama of one layer, for all that the number of layers does not change."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -28,3 +29,9 @@ def watched():
             return super().__call__(*args, **kwargs)
 
     return Watched(CONFIG, rngs=nnx.Rngs(0)), traced
+
+
+def joined(parts):
+    """The tokens of all parts of a stream, row by row."""
+    rows = zip(*(part.lists() for part in parts), strict=True)
+    return [[*itertools.chain(*row)] for row in rows]

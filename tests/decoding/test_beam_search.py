@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 
 import graftree as nnx
 from examples.models import llama
-from tests import meshes, tables, tiny_llamas
+from tests import tables, tiny_llamas
+from tests.decoding import conftest, models
 
 generate, beam_search = nnx.decoding.generate, nnx.decoding.beam_search
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6]]
@@ -118,14 +118,7 @@ class Recurrent(nnx.Module):
         return jnp.stack(outputs, axis=1)
 
 
-FORMS = [
-    "dict",
-    "stacked",
-    "batch last",
-    "variables",
-    "tree in a variable",
-    "constants",
-]
+FORMS = "dict|stacked|batch last|variables|tree in a variable|constants".split("|")
 PAIR = [[3, 1], [4, 2]]
 OPTIONS = {"num_beams": 3, "max_new_tokens": 5, "padded_length": 2}
 
@@ -175,29 +168,9 @@ def test_the_widest_search_finds_the_likeliest_of_all_sequences():
         np.testing.assert_allclose(scores, [rows[row] for row in best], rtol=1e-5)
 
 
-class Windowed(nnx.Module):
-    """One layer of attention with a cache that is a ring."""
-
-    def __init__(self, rngs):
-        self.embed = nnx.Embed(12, 8, rngs=rngs)
-        self.project = nnx.Linear(8, 24, rngs=rngs)
-
-    def init_cache(self, batch, max_length):
-        return nnx.decoding.KeyValueCache(
-            batch, max_length, kv_heads=2, head_dim=4, window=3
-        )
-
-    def __call__(self, tokens, *, positions, cache):
-        x = self.embed(tokens)
-        parts = jnp.split(3 * self.project(x), 3, axis=-1)
-        heads = (part.reshape(*part.shape[:2], 2, 4) for part in parts)
-        seen = nnx.decoding.attend(*heads, positions, cache, sliding_window=3)
-        return self.embed.attend(x + seen.reshape(x.shape))
-
-
 @pytest.mark.long
 def test_a_ring_follows_its_beams():
-    model = Windowed(nnx.Rngs(0))
+    model = models.Attends(rope=nnx.RoPE(), sliding_window=3)
     found = beam_search(
         model, PROMPTS, num_beams=4, num_return_sequences=2, max_new_tokens=7
     )
@@ -258,52 +231,8 @@ def test_a_search_may_be_part_of_a_program(jit, graph):
 
 
 @pytest.mark.long
-def test_prompts_may_be_mapped():
-    prompts, model = jnp.array(PAIR), Recurrent()
-    expected = beam_search(model, prompts, **OPTIONS)
-
-    def one(row):
-        found = beam_search(nnx.clone(model), row[None], **OPTIONS)
-        return found.tokens[0], found.scores[0]
-
-    tokens, scores = jax.vmap(one)(prompts)
-    np.testing.assert_array_equal(tokens, expected.tokens)
-    np.testing.assert_allclose(scores, expected.scores, rtol=1e-6)
-
-
-@pytest.mark.long
-def test_a_search_can_be_exported_for_any_batch(model):
-    call = jax.jit(
-        lambda rows: beam_search(model, rows, num_beams=2, max_new_tokens=3, pad=0)
-    )
-    shape = export.symbolic_shape("batch, 4")
-    exported = export.export(jax.jit(lambda rows: call(rows).tokens))(
-        jax.ShapeDtypeStruct(shape, jnp.int32)
-    )
-    again = export.deserialize(exported.serialize()).call
-    prompts = jnp.array([[3, 1, 4, 1], [9, 2, 0, 0]])
-    for rows in (prompts, prompts[:1]):
-        np.testing.assert_array_equal(again(rows), call(rows).tokens)
-
-
-@pytest.mark.long
-def test_prompts_may_be_divided_among_devices(model):
-    rows = jax.random.randint(jax.random.key(0), (8, 4), 0, 40)
-    options = {"num_beams": 2, "max_new_tokens": 4}
-    expected = beam_search(model, rows, **options)
-    mesh = meshes.mesh_of(data=8)
-    with jax.set_mesh(mesh):
-        divided = jax.device_put(
-            rows, jax.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-        )
-        found = jax.jit(lambda rows: beam_search(model, rows, **options))(divided)
-    assert found.lists() == expected.lists()
-
-
-@pytest.mark.long
 def test_a_model_of_half_precision_is_searched_in_float32():
-    config = dataclasses.replace(tiny_llamas.CONFIG, num_hidden_layers=1)
-    model = llama.Llama(config, rngs=nnx.Rngs(0))
+    model = llama.Llama(conftest.CONFIG, rngs=nnx.Rngs(0))
     nnx.precision.set_policy(model, "params=f32, compute=bf16, output=bf16")
     found = beam_search(model, PROMPTS, num_beams=2, max_new_tokens=3)
     assert found.scores.dtype == np.float32

@@ -1,6 +1,6 @@
 """What an encoder reads: it gets there once, row by row, in any program."""
 
-import itertools
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,10 @@ from jax import export
 
 import graftree as nnx
 from tests import tables
+from tests.decoding.conftest import joined
 
 generate, stream = nnx.decoding.generate, nnx.decoding.stream
-beam_search = nnx.decoding.beam_search
+beams = functools.partial(nnx.decoding.beam_search, num_beams=3)
 
 
 class Adds(nnx.Module):
@@ -42,14 +43,8 @@ OPTIONS = {"inputs": INPUTS, "max_new_tokens": 4}
 def test_each_prompt_has_its_inputs_and_they_are_encoded_once():
     for call in (
         lambda model: generate(model, PROMPTS, **OPTIONS).lists(),
-        lambda model: beam_search(model, PROMPTS, num_beams=3, **OPTIONS).lists(),
-        lambda model: [
-            [*itertools.chain(*rows)]
-            for rows in zip(
-                *(x.lists() for x in stream(model, PROMPTS, chunk=3, **OPTIONS)),
-                strict=True,
-            )
-        ],
+        lambda model: beams(model, PROMPTS, **OPTIONS).lists(),
+        lambda model: joined(stream(model, PROMPTS, chunk=3, **OPTIONS)),
     ):
         model = Adds()
         assert call(model) == EXPECTED
@@ -57,11 +52,7 @@ def test_each_prompt_has_its_inputs_and_they_are_encoded_once():
 
 
 @pytest.mark.parametrize("jit", [jax.jit, nnx.jit])
-@tables.cases(
-    "call",
-    lambda *args, **options: generate(*args, **options),
-    lambda *args, **options: beam_search(*args, num_beams=2, **options),
-)
+@tables.cases("call", generate, beams)
 def test_inputs_may_be_traced(jit, call):
     @jit
     def program(model, numbers):
@@ -71,11 +62,7 @@ def test_inputs_may_be_traced(jit, call):
     assert program(Adds(), INPUTS["numbers"]).lists() == EXPECTED
 
 
-@tables.cases(
-    "call",
-    lambda *args, **options: generate(*args, **options),
-    lambda *args, **options: beam_search(*args, num_beams=2, **options),
-)
+@tables.cases("call", generate, beams)
 def test_an_encoder_can_be_exported_for_any_batch(call):
     model = Adds()
 
@@ -114,12 +101,7 @@ class Plain(Adds):
         return {"encoded": (jnp.zeros(batch, int), 1)}
 
 
-@tables.cases(
-    "call",
-    lambda *args, **options: generate(*args, **options),
-    lambda *args, **options: stream(*args, **options),
-    lambda *args, **options: beam_search(*args, num_beams=2, **options),
-)
+@tables.cases("call", generate, stream, beams)
 def test_inputs_go_with_a_model_that_takes_them(call):
     with pytest.raises(TypeError, match=r"with inputs= calls (?s:.*)too many(?s:.*)no"):
         call(Plain(), PROMPTS, **OPTIONS)

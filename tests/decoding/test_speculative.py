@@ -1,6 +1,5 @@
 """Drafts change how often a model is called, and not what it says."""
 
-import dataclasses
 import itertools
 
 import jax
@@ -11,7 +10,8 @@ from jax import export
 
 import graftree as nnx
 from examples.models import gpt2, llama
-from tests import tables, tiny_llamas
+from tests import tables
+from tests.decoding import conftest, models
 
 generate, speculate = nnx.decoding.generate, nnx.decoding.speculate
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6]]
@@ -34,7 +34,7 @@ def draft(model):
 def test_greedy_tokens_are_those_of_the_model_alone(model, draft, draft_tokens):
     options = {"max_new_tokens": 11}
     expected = generate(model, PROMPTS, **options)
-    for second in (draft, model, llama.Llama(model_config(), rngs=nnx.Rngs(8))):
+    for second in (draft, model, llama.Llama(conftest.CONFIG, rngs=nnx.Rngs(8))):
         found = speculate(model, second, PROMPTS, draft_tokens=draft_tokens, **options)
         assert found.lists() == expected.lists()
     stop = [expected.lists()[0][4], expected.lists()[1][2:4]]
@@ -43,10 +43,6 @@ def test_greedy_tokens_are_those_of_the_model_alone(model, draft, draft_tokens):
     assert found.lists() == expected.lists()
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.stop_lengths, expected.stop_lengths)
-
-
-def model_config():
-    return dataclasses.replace(tiny_llamas.CONFIG, num_hidden_layers=1)
 
 
 class Table(nnx.Module):
@@ -200,26 +196,13 @@ def test_wrong_arguments(model):
         speculate(Table(np.eye(40)), Table(np.eye(9)), PROMPTS, max_new_tokens=4)
 
 
-class Rotates(nnx.Module):
-    def __init__(self, **options):
-        scaling = {"rope_type": "dynamic", "factor": 4.0, "max_position_embeddings": 4}
-        self.embed = nnx.Embed(90, 8, rngs=nnx.Rngs(1))
-        self.rope = nnx.RoPE(2.0, scaling=scaling, **options)
-        self.layer = nnx.MultiHeadAttention(
-            2, 8, rope=self.rope, decode=False, rngs=nnx.Rngs(0)
-        )
-
-    def init_cache(self, batch, length):
-        return self.layer.make_cache(batch, length)
-
-    def __call__(self, tokens, *, positions, cache):
-        x = self.layer(3 * self.embed(tokens), positions=positions, cache=cache)
-        return self.embed.attend(x)
-
-
 def test_a_model_for_which_drafts_count_as_length_is_refused():
-    fixed, prompts = Rotates(seq_len=16), [[3, 1, 4]]
+    grows, fixed = (
+        models.Attends(rope=nnx.RoPE(2.0, scaling=models.DYNAMIC, **options))
+        for options in ({}, {"seq_len": 16})
+    )
+    prompts = [[3, 1, 4]]
     with pytest.raises(ValueError, match=r"(?s)RoPE whose angles.*rope.*seq_len="):
-        speculate(Rotates(), fixed, prompts, max_new_tokens=6)
-    made = speculate(fixed, Rotates(), prompts, max_new_tokens=6).lists()
+        speculate(grows, fixed, prompts, max_new_tokens=6)
+    made = speculate(fixed, grows, prompts, max_new_tokens=6).lists()
     assert made == generate(fixed, prompts, max_new_tokens=6).lists()

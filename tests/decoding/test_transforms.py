@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 
 import graftree as nnx
 from tests import tables
@@ -47,20 +46,12 @@ def test_sampler_and_key_may_be_traced(model):
 
 
 @pytest.mark.long
-def test_prompts_may_be_mapped(model):
-    alone = generate(model, PROMPTS, **OPTIONS).tokens
-    one = lambda tokens: generate(model, tokens[None], **OPTIONS).tokens[0]  # noqa: E731
-    np.testing.assert_array_equal(jax.vmap(one)(PROMPTS), alone)
-
-
-@pytest.mark.long
-def test_a_generation_can_be_exported_for_any_batch(model):
-    call = jax.jit(lambda tokens: generate(model, tokens, **OPTIONS).tokens)
-    shape = export.symbolic_shape("batch, 4")
-    exported = export.export(call)(jax.ShapeDtypeStruct(shape, jnp.int32))
-    again = export.deserialize(exported.serialize()).call
-    for tokens in (PROMPTS, PROMPTS[:1]):
-        np.testing.assert_array_equal(again(tokens), call(tokens))
+@tables.cases("more", {}, {"num_beams": 3})
+def test_prompts_may_be_mapped(model, more):
+    call = nnx.decoding.beam_search if more else generate
+    alone = call(model, PROMPTS, **OPTIONS, **more)
+    one = lambda row: call(model, row[None], **OPTIONS, **more).tokens[0]  # noqa: E731
+    np.testing.assert_array_equal(jax.vmap(one)(PROMPTS), alone.tokens)
 
 
 @tables.cases(

@@ -17,26 +17,13 @@ from tests.differential import generator, running
 FREED_EVERY = 100
 
 
-def is_right(program, steps):
-    """Compares the library with plain Python in all modes; prints what differs."""
+def is_right(program, find):
+    """Asks for a difference in all modes; prints it, with the smallest program."""
     for mode in program.modes:
-        expected = steps if mode == running.GRAPH_UPDATES else None
-        if running.difference(program, mode, expected=expected) is not None:
-            smaller = running.shrunk(program, mode)
+        if find(program, mode) is not None:
+            smaller = running.shrunk(program, mode, find)
             print(f"\n--- seed {program.seed}, {mode}", *smaller.statements, sep="\n")
-            print("---", *(running.difference(smaller, mode) or ["not found again"]))
-            return False
-    return True
-
-
-def is_same_without_caches(program, _):
-    """Compares calls with caches and without in all modes; prints what differs."""
-    for mode in program.modes:
-        if running.difference_of_caches(program, mode) is not None:
-            smaller = running.shrunk_for_caches(program, mode)
-            print(f"\n--- seed {program.seed}, {mode}", *smaller.statements, sep="\n")
-            found = running.difference_of_caches(smaller, mode)
-            print("--- without caches, and with them:", *(found or ["not found again"]))
+            print("---", *(find(smaller, mode) or ["not found again"]))
             return False
     return True
 
@@ -48,11 +35,11 @@ def main():
     text = "compare calls with caches and without, not with plain Python"
     parser.add_argument("--caches", action="store_true", help=text)
     given = parser.parse_args()
-    check = is_same_without_caches if given.caches else is_right
+    find = running.difference_of_caches if given.caches else running.difference
     failed = []
     for number in range(given.programs):
         seed = given.seed + number
-        if not check(*generator.make(seed)):
+        if not is_right(generator.make(seed), find):
             failed.append(seed)
         if number % FREED_EVERY == FREED_EVERY - 1:
             running.clear()

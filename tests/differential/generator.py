@@ -57,7 +57,7 @@ class Generator:
         return self.random.random() < share
 
     def program(self):
-        """The program, with its steps in plain Python."""
+        """All of it."""
         self.add("kept = Block()")
         self.add(f"m = {self.lines.module()}")
         for _ in range(self.pick([0, 1, 2])):
@@ -69,8 +69,7 @@ class Generator:
             for _ in range(self.pick([0, 1, 1, 2])):
                 self.add_change()
             self.add_call()
-        program = running.Program(self.statements, tuple(self.modes), self.seed)
-        return program, self.session.steps
+        return running.Program(self.statements, tuple(self.modes), self.seed)
 
     @property
     def root(self):
@@ -392,5 +391,5 @@ class Generator:
 
 
 def make(seed):
-    """The program of a seed, and its steps in plain Python."""
+    """The program of a seed."""
     return Generator(seed).program()

@@ -130,9 +130,10 @@ def short(x):
 
 
 def first_difference(expected, actual, exactly=False):
-    """The first statement after which two runs differ, what differs, and how.
+    """Where two runs differ: the number of a statement, of what kind, and how.
 
-    Two runs of one library should be ``exactly`` the same: bits and texts, too.
+    The kind is what differs, and the error expected there. Two runs of one library
+    should be ``exactly`` the same: bits and texts, too.
     """
     parts = ["error", "shown", "state"] + ["told"] * exactly
     are_same = are_same_bits if exactly else None
@@ -141,5 +142,5 @@ def first_difference(expected, actual, exactly=False):
             pair = getattr(left, what), getattr(right, what)
             found = difference(*pair, are_same=are_same)
             if found:
-                return number, what, found
+                return number, (what, left.error), found
     return None

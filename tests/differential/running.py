@@ -35,19 +35,14 @@ class Program:
     modes: tuple[str, ...] = (GRAPH_UPDATES,)
     seed: int = 0
 
-    def script(self, mode=GRAPH_UPDATES, errors=()):
+    def script(self, mode=GRAPH_UPDATES):
         """The program as a script that shows what it does."""
         graph, updates = MODES[mode]
         lines = [VOCABULARY, "show = print\n"]
         if mode != GRAPH_UPDATES:
             lines.append(f"nnx.set_graph_mode({graph})")
             lines.append(f"nnx.set_graph_updates({updates})")
-        for number, text in enumerate(self.statements):
-            if number in errors:
-                body = "\n".join(f"    {line}" for line in text.split("\n"))
-                text = f"try:\n{body}\nexcept Exception as e:\n    print(repr(e))"
-            lines.append(text)
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.statements])
 
 
 @functools.cache
@@ -106,7 +101,6 @@ class Session:
             except Exception as e:
                 error = records.builtin_name(e)
                 told = [f"{type(e).__name__}: {e}", *getattr(e, "__notes__", ())]
-                self.exception = e
         told += [f"{x.category.__name__}: {x.message}" for x in heard]
         told = [_ADDRESS.sub("0x", text) for text in told]
         self.steps.append(records.Step(error, told, self.shown, self._state()))
@@ -142,18 +136,12 @@ def run(statements, words, mode=None):
     return session.steps
 
 
-def expected_of(program, mode):
-    """The steps of a program as plain Python, with what the mode lets out."""
-    return run(program.statements, plain_words(mode == GRAPH_UPDATES))
-
-
-def difference(program, mode, expected=None):
+def difference(program, mode):
     """How the library differs from plain Python in a program; ``None`` if it doesn't.
 
-    Returns:
-        The number of the statement, ``error``, ``shown`` or ``state``, and the text.
+    See `records.first_difference`.
     """
-    expected = expected or expected_of(program, mode)
+    expected = run(program.statements, plain_words(mode == GRAPH_UPDATES))
     actual = run(program.statements, library_words(), mode)
     return records.first_difference(expected, actual)
 
@@ -175,37 +163,19 @@ def clear():
 # --------------------------------------------------------------------- smaller programs
 
 
-def shrunk_for_caches(program, mode):
-    """The same for a difference between calls with caches and without."""
-
-    def failure(statements):
-        smaller = dataclasses.replace(program, statements=statements)
-        found = difference_of_caches(smaller, mode)
-        return found and found[:2]
-
-    return _shrunk(program, failure)
-
-
-def shrunk(program, mode):
+def shrunk(program, mode, find):
     """The program with as little left as still gives a difference of the same kind."""
 
     def failure(statements):
-        smaller = dataclasses.replace(program, statements=statements)
-        expected = expected_of(smaller, mode)
-        found = difference(smaller, mode, expected)
-        return found and (found[0], found[1], expected[found[0]].error)
+        return find(dataclasses.replace(program, statements=statements), mode)
 
-    return _shrunk(program, failure)
-
-
-def _shrunk(program, failure):
     found = failure(program.statements)
     if not found:
         return program
 
     def fails(statements):
         smaller = failure(statements)
-        return smaller and smaller[1:] == found[1:]
+        return smaller and smaller[1] == found[1]
 
     statements = program.statements[: found[0] + 1]
     before = None

@@ -210,25 +210,20 @@ LATER = [pytest.param(seed, marks=LONG) for seed in range(103, 130)]
 SEEDS = [*range(9), *(pytest.param(seed, marks=LONG) for seed in range(9, 50))]
 
 
+def check_program(seed, find):
+    program = generator.make(seed)
+    mode = program.modes[seed % len(program.modes)]
+    found = find(program, mode)
+    if found:
+        smaller = running.shrunk(program, mode, find)
+        pytest.fail(f"{found[2]}\n\n{smaller.script(mode)}", pytrace=False)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_program_means_what_it_means_in_plain_python(seed):
-    program, steps = generator.make(seed)
-    mode = program.modes[seed % len(program.modes)]
-    check_program(program, mode, steps if mode == running.GRAPH_UPDATES else None)
+    check_program(seed, running.difference)
 
 
 @pytest.mark.parametrize("seed", [100, 101, 102, *LATER])
 def test_program_means_the_same_without_what_is_remembered(seed):
-    program, _ = generator.make(seed)
-    mode = program.modes[seed % len(program.modes)]
-    found = running.difference_of_caches(program, mode)
-    if found:
-        smaller = running.shrunk_for_caches(program, mode)
-        pytest.fail(f"{found[2]}\n\n{smaller.script(mode)}", pytrace=False)
-
-
-def check_program(program, mode, expected):
-    found = running.difference(program, mode, expected=expected)
-    if found:
-        smaller = running.shrunk(program, mode)
-        pytest.fail(f"{found[2]}\n\n{smaller.script(mode)}", pytrace=False)
+    check_program(seed, running.difference_of_caches)

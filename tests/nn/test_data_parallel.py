@@ -109,7 +109,7 @@ def decoding(model, x):
 
 def attention_with_cache(rngs):
     model = nnx.MultiHeadAttention(2, 8, normalize_qk=True, rngs=rngs)
-    model.init_cache((DEVICES, 4, 8))
+    model.init_cache((DEVICES, 2, 8))
     return model
 
 
@@ -135,34 +135,6 @@ def cached(window):
     return Program(f"attend window={window}", make, call, ((DEVICES, 4, 8),))
 
 
-class Block(nnx.Module):
-    def __init__(self, rngs):
-        self.norm = nnx.LayerNorm(8, rngs=rngs)
-        self.linear = nnx.Linear(8, 8, rngs=rngs)
-
-    def __call__(self, x):
-        return x + nnx.gelu(self.linear(self.norm(x)))
-
-
-def lora(rngs):
-    return nnx.Sequential(
-        nnx.LoRA(8, 2, 16, base_module=nnx.Linear(8, 16, rngs=rngs), rngs=rngs),
-        nnx.relu,
-    )
-
-
-def sequential(rngs):
-    return nnx.Sequential(
-        nnx.Conv(1, 8, (3, 3), rngs=rngs),
-        nnx.BatchNorm(8, rngs=rngs),
-        nnx.relu,
-        nnx.AvgPool((2, 2), (2, 2)),
-        nnx.Dropout(0.5, broadcast_dims=(1, 2), rngs=rngs),
-        nnx.GlobalAvgPool(),
-        nnx.Linear(8, 10, rngs=rngs),
-    )
-
-
 def plain(model, *inputs):
     return model(*inputs)
 
@@ -175,7 +147,7 @@ PROGRAMS = [
         with_lengths,
         ((8, 3, 8),),
     ),
-    Program("MultiHeadAttention decode", attention_with_cache, decoding, ((8, 4, 8),)),
+    Program("MultiHeadAttention decode", attention_with_cache, decoding, ((8, 2, 8),)),
     cached(None),
     cached(2),
     Program(
@@ -186,13 +158,11 @@ PROGRAMS = [
         32,
     ),
     Program(
-        "Stack of blocks",
-        lambda rngs: nnx.Stack(Block, 2, rngs=rngs),
+        "Dropout of whole channels",
+        lambda rngs: nnx.Dropout(0.5, broadcast_dims=(1, 2), rngs=rngs),
         plain,
-        ((8, 8),),
+        ((8, 3, 3, 8),),
     ),
-    Program("network of convolutions", sequential, plain, ((8, 8, 8, 1),)),
-    Program("LoRA with a base", lora, plain, ((8, 8),)),
 ]
 ROWS = [*map(WideLayer, catalog.LAYERS), *PROGRAMS]
 

@@ -55,29 +55,6 @@ def test_sizes_of_an_example_in_a_traced_constructor(transform):
     assert made.head.kernel.shape == (48, 3)
 
 
-UNKNOWN = {
-    "Linear": lambda rngs: nnx.Linear(None, 4, rngs=rngs),
-    "LinearGeneral": lambda rngs: nnx.LinearGeneral(None, 4, rngs=rngs),
-    "Conv": lambda rngs: nnx.Conv(None, 4, (3, 3), rngs=rngs),
-    "ConvTranspose": lambda rngs: nnx.ConvTranspose(None, 4, (3, 3), rngs=rngs),
-    "BatchNorm": lambda rngs: nnx.BatchNorm(None, rngs=rngs),
-    "LayerNorm": lambda rngs: nnx.LayerNorm(None, rngs=rngs),
-    "Embed": lambda rngs: nnx.Embed(None, 4, rngs=rngs),
-    "MultiHeadAttention": lambda rngs: nnx.MultiHeadAttention(2, None, rngs=rngs),
-    "LSTMCell": lambda rngs: nnx.LSTMCell(None, 4, rngs=rngs),
-}
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_a_size_of_none_names_the_way_to_infer_it(name):
-    with pytest.raises(TypeError) as caught:
-        UNKNOWN[name](nnx.Rngs(0))
-    text = str(caught.value)
-    assert text.startswith(f"{name} expects integers as sizes.\n  ")
-    assert "=None\n" in text and "nnx.eval_shape" in text
-    assert "docs/guides/initialization.md" in text
-
-
 # ------------------------------------------------------------------ a part made again
 
 

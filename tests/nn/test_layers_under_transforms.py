@@ -415,21 +415,6 @@ def test_gradient_of_masked_norms_equals_central_differences(float64, fast):
 
 # --------------------------------------------------------------------------- all layers
 
-every_layer_of_the_peer = pytest.mark.parametrize(
-    "row", [row for row in catalog.LAYERS if not row.is_ours], ids=lambda row: row.name
-)
-
-
-@pytest.fixture
-def same_peer(peer, row):
-    """The peer, if its layer of this row is the one that we follow."""
-    pytest.importorskip("flax", minversion=row.since)
-    return peer
-
-
-def attributes(layer):
-    return [name for name in vars(layer) if not name.startswith("_pytree__")]
-
 
 def check_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
@@ -521,35 +506,3 @@ def test_modes_are_set_by_views_and_methods(name, flag):
     layer.train()
     assert getattr(layer, flag) is False
     assert nnx.view_info(layer).startswith(f"{name}:\n  {flag}: bool | None = None\n")
-
-
-@pytest.mark.parametrize("name", ["Dropout", "MultiHeadAttention"])
-def test_a_closed_over_layer_can_not_draw(name):
-    row = catalog.BY_NAME[name]
-    layer = row.make()
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate RngCount"):
-        jax.jit(lambda *x: row(layer, *x))(*row.inputs())
-
-
-@every_layer_of_the_peer
-def test_attributes_and_state_are_those_of_the_peer(same_peer, row):
-    ours, theirs = row.make(), row.make(same_peer)
-    shared = [name for name in attributes(ours) if name not in row.beyond.split()]
-    assert shared == attributes(theirs)
-    a = dict(nnx.to_flat_state(nnx.state(ours)))
-    b = dict(same_peer.to_flat_state(same_peer.state(theirs)))
-    assert list(a) == list(b)
-    for path in a:
-        assert type(a[path]).__name__ == type(b[path]).__name__
-        np.testing.assert_array_equal(*map(catalog.raw, (a[path][...], b[path][...])))
-
-
-@every_layer_of_the_peer
-def test_signatures_are_those_of_the_peer(same_peer, row):
-    ours, theirs = row.parameters(), row.parameters(same_peer)
-    assert [key for key in ours if key not in row.beyond.split()] == list(theirs)
-    for key in theirs:
-        a, b = ours[key], theirs[key]
-        assert a.kind == b.kind
-        is_plain = isinstance(a.default, int | float | str | tuple | None)
-        assert not is_plain or a.default == b.default

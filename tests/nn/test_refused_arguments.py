@@ -7,8 +7,14 @@ import pytest
 import graftree as nnx
 from tests import catalog, comparisons
 
+FROM_AN_EXAMPLE = (
+    "Layers don't infer sizes from their inputs: pass x.shape[-1]. If other layers\n"
+    "make x, nnx.eval_shape gets its shape from an example: "
+    "docs/guides/initialization.md."
+)
+EXPECTED = {TypeError: "integers as sizes", ValueError: "sizes of at least 0"}
 WRONG_SIZES = {
-    "None": (None, TypeError, "Layers don't infer sizes from their inputs"),
+    "None": (None, TypeError, FROM_AN_EXAMPLE),
     "text": ("4", TypeError, "A size is the number of entries along an axis"),
     "float": (2.5, TypeError, "write a // b: a / b is a float"),
     "negative": (-1, ValueError, "A size is the number of entries along an axis"),
@@ -42,7 +48,7 @@ def test_what_is_no_size_is_named(row, name, wrong):
     names = list(row.parameters())[1:]
     arguments = dict(zip(names, row.arguments, strict=False)) | {name: value}
     rngs = {"rngs": nnx.Rngs(0)} if row.has_rngs else {}
-    what = f"{row.name} expects "
+    what = f"{row.name} expects {EXPECTED[kind]}"
     with comparisons.raises(kind, what, f"{name}={value!r}", way_out):
         row.cls()(**arguments, **row.keywords, **rngs)
 

@@ -265,12 +265,6 @@ def test_a_replacement_may_take_other_operands():
         layer(jnp.ones((2, 3)))
 
 
-def test_the_default_is_still_the_function_of_jax():
-    assert nnx.Linear(3, 4, rngs=rngs()).dot_general is jax.lax.dot_general
-    conv = nnx.Conv(3, 4, 3, rngs=rngs())
-    assert conv.conv_general_dilated is jax.lax.conv_general_dilated
-
-
 def functions_run(call):
     """The public functions of JAX whose own code runs."""
     paths = {}

@@ -18,6 +18,7 @@ import sys
 import tempfile
 
 import graftree as nnx
+from tests.stress import starts
 
 WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate")
 LAST, EVERY = 8, 3
@@ -46,36 +47,6 @@ def train(folder, kind):
     log.close()
 
 
-def killed_at(number, function):
-    """Whether the call came to an operation of that number, and was killed there.
-
-    A write counts twice: before it, and when half of it is on disk.
-    """
-    child = os.fork()
-    if not child:
-        seen, write = 0, os.write
-
-        def count():
-            nonlocal seen
-            seen += 1
-            if seen == number:
-                os._exit(9)
-
-        def write_half(descriptor, data):
-            count()
-            half = write(descriptor, data[: (len(data) + 1) // 2])
-            count()
-            return half
-
-        os.write = write_half
-        sys.addaudithook(lambda event, _: event in WATCHED and count())
-        function()
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 9), f"it failed: {code}"
-    return code == 9
-
-
 def check_rows(folder, kind):
     """Reads what a kill has left: the rows to the saved step, and maybe later ones."""
     saved, path = folder / "saved", folder / f"run.{kind}"
@@ -94,6 +65,7 @@ def kills(kind, every=1):
         unbroken = pathlib.Path(name)
         train(unbroken, kind)
         expected = (unbroken / f"run.{kind}").read_bytes()
+    killed_at = functools.partial(starts.killed_at, watched=WATCHED, in_writes=True)
     count, rng = 0, random.Random(kind)
     for number in range(1, 1000, every):
         with tempfile.TemporaryDirectory() as name:

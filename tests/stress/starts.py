@@ -6,10 +6,14 @@ that the moment has come. What it printed is the whole record: words, a line eac
 
 import contextlib
 import dataclasses
+import functools
+import itertools
+import os
 import queue
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -67,6 +71,40 @@ class Record:
 def tell(*words):
     """Prints a line at once: the process may not live to print more."""
     print(" ".join(map(str, words)), flush=True)
+
+
+def killed_at(number, function, watched, in_writes=False):
+    """Whether a call came to an operation of that number, and was killed there.
+
+    Args:
+        number: Of the operations of the call, from 1.
+        function: What a fork of this process calls.
+        watched: The operations on files that count, as audit events.
+        in_writes: Whether a write counts, too: before it, and when half is on disk.
+    """
+    child = os.fork()
+    if not child:
+        numbers = itertools.count(1)
+
+        def count():
+            if next(numbers) == number:
+                os._exit(9)
+
+        if in_writes:
+            os.write = functools.partial(_write_half, os.write, count)
+        sys.addaudithook(lambda event, _: event in watched and count())
+        function()
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9), f"it failed: {code}"
+    return code == 9
+
+
+def _write_half(write, count, descriptor, data):
+    count()
+    half = write(descriptor, data[: (len(data) + 1) // 2])
+    count()
+    return half
 
 
 def free_port():

@@ -9,7 +9,6 @@ leave nothing of the killed one.
 """
 
 import functools
-import os
 import pathlib
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.weights import saving, sources, stored_tensors
+from tests.stress import starts
 
 WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
@@ -42,24 +42,6 @@ def value_in(folder):
     return value
 
 
-def killed_before(number, function):
-    """Whether the call made so many operations, and was killed before the last."""
-    child = os.fork()
-    if not child:
-        seen = 0
-
-        def kill(event, arguments):
-            nonlocal seen
-            seen += event in WATCHED
-            if seen == number:
-                os._exit(9)
-
-        sys.addaudithook(kill)
-        function()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
 def kills(old, new, allowed):
     """How many operations there were; after each, the folder is as it may be."""
     for number in range(1, 1000):
@@ -67,7 +49,8 @@ def kills(old, new, allowed):
             folder = pathlib.Path(name) / "model"
             if old:
                 write(folder, 1.0, *old)
-            if not killed_before(number, functools.partial(write, folder, 2.0, *new)):
+            rewrite = functools.partial(write, folder, 2.0, *new)
+            if not starts.killed_at(number, rewrite, WATCHED):
                 assert value_in(folder) == 2.0
                 return number - 1
             assert value_in(folder) in allowed, (number, [*folder.iterdir()])

@@ -1,7 +1,6 @@
 """Programs with bridge Modules: Modules in the style of Linen."""
 
 import inspect
-import warnings
 
 import flax.linen as nn
 import jax
@@ -44,13 +43,6 @@ def forms_of_rngs(nnx):
     results = [Dense(2).init(form, X) for form in forms]
     errors = [catch(Dense(2).init, form, X) for form in (None, {"dropout": key})]
     return results, errors, rngs.default.count.get_value()
-
-
-def object_stays_as_it_is(nnx):
-    model = mlp(nnx)()
-    before = sorted(vars(model))
-    model.init(0, X)
-    return before == sorted(vars(model)), model.scope, model.is_initializing()
 
 
 def with_setup(nnx):
@@ -458,20 +450,6 @@ def boxes(nnx):
 
     with nnx.use_eager_sharding(False):
         return both(nnx, Net)
-
-
-def sown(nnx):
-    Dense = dense(nnx)
-
-    @compact(nnx)
-    def Net(self, x):
-        self.sow(nnx.Intermediate, "h", x)
-        return Dense(2)(x)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        v = Net().init(0, X)
-        return v, Net().apply({"params": v["params"]}, X, mutable=["intermediates"])
 
 
 def functional(nnx):

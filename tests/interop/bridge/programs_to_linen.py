@@ -7,7 +7,6 @@ import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tests.interop.bridge.comparing import catch
 from tests.interop.bridge.modules import KEY, X, linen, mapped, net, on_devices, scanned
@@ -245,23 +244,6 @@ def mutable_of_the_context(nnx):
     return [run(model, X, mutable=m) for model in models for m in mutable]
 
 
-def recorded(nnx):
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            pass
-
-        def __call__(self, x):
-            self.sow(nnx.Intermediate, "h", x.sum())
-            return self.perturb("p", x)
-
-    model = nnx.bridge.to_linen(Net)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        v = model.init(KEY, X)
-        mutable = ["intermediates", "perturbations"]
-        return v, model.apply({}, X, mutable=mutable), model.apply({}, X)
-
-
 def unknown_variables(nnx):
     model = simple(nnx, 3, 4)
     v = model.init(KEYS, X)
@@ -368,33 +350,6 @@ def under_transforms(nnx):
     return v, steps, jax.value_and_grad(loss)(v["params"]), abstract
 
 
-def decoding(nnx):
-    class Decoder(nnx.Module):
-        def __init__(self, rngs):
-            options = {"decode": True, "rngs": rngs}
-            self.attention = nnx.MultiHeadAttention(2, 4, **options)
-            self.attention.init_cache((1, 3, 4))
-
-        def __call__(self, x):
-            return self.attention(x)
-
-    model = nnx.bridge.to_linen(Decoder)
-    steps = jax.random.normal(jax.random.key(1), (3, 1, 1, 4))
-    v, outputs = model.init(KEY, steps[0]), []
-    for x in steps:
-        out, updates = model.apply(v, x, mutable=["cache"])
-        outputs, v = [*outputs, out], {**v, **updates}
-    return outputs, v
-
-
-def recurrent(nnx):
-    keys = {"params": KEY, "carry": KEY}
-    cell = functools.partial(nnx.GRUCell, 3, 5)
-    model = nnx.bridge.to_linen(lambda rngs: nnx.RNN(cell(rngs=rngs), rngs=rngs))
-    v = model.init(keys, X[None])
-    return v, model.apply(v, X[None], rngs={"carry": KEY})
-
-
 def linen_vmap(nnx):
     @linen
     def Stack(self, x, train=False):
@@ -479,8 +434,3 @@ def on_a_mesh(nnx):
         v = jax.jit(model.init)(KEY, X)
         spec = v["params"]["kernel"].value.sharding.spec
         return v, str(spec), jax.jit(model.apply)(v, X)
-
-
-def numpy_variables(nnx):
-    model = nnx.bridge.to_linen(nnx.Linear, 3, 4)
-    return model.apply(jax.tree.map(np.asarray, model.init(KEY, X)), X)

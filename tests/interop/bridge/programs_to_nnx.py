@@ -5,7 +5,6 @@ import warnings
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
 from tests.interop.bridge.comparing import catch
 from tests.interop.bridge.modules import X, linen, mapped, on_devices, scanned
@@ -200,15 +199,6 @@ def nested(nnx):
     return model(X), everything(nnx, model), encode(X), everything(nnx, same)
 
 
-def stable_graphdef(nnx):
-    model = unfilled(nnx)
-    before = nnx.graphdef(model)
-    nnx.bridge.lazy_init(model, X)
-    after = nnx.graphdef(model)
-    model(X)
-    return before == after, after == nnx.graphdef(model)
-
-
 def under_jit(nnx):
     model = filled(nnx, dropout=1)
 
@@ -217,11 +207,6 @@ def under_jit(nnx):
         return model(x, train=True, mutable=["batch_stats", "counts"])
 
     return [step(model, X) for _ in range(3)], everything(nnx, model)
-
-
-def initialized_under_jit(nnx):
-    model = nnx.jit(lambda: filled(nnx))()
-    return model(X), everything(nnx, model)
 
 
 def initialized_abstractly(nnx):
@@ -241,34 +226,19 @@ def gradients(nnx):
     return value, nnx.to_pure_dict(grads), everything(nnx, model)
 
 
-def optimized(nnx):
-    model = filled(nnx)
-    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer):
-        value, grads = nnx.value_and_grad(loss)(model)
-        optimizer.update(model, grads)
-        return value
-
-    return [step(model, optimizer) for _ in range(4)], everything(nnx, model)
-
-
-def stack(nnx, features, in_axes):
-    @nnx.split_rngs(splits=3)
-    @nnx.vmap(in_axes=(in_axes,), out_axes=0)
-    def make(rngs):
-        return nnx.bridge.ToNNX(nn.Dense(features), rngs).lazy_init(X)
-
-    return make(nnx.Rngs(0))
-
-
 def each(nnx, layers, x):
     return nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None), out_axes=0)(layers, x)
 
 
 def made_under_vmap(nnx):
-    layers = stack(nnx, 2, nnx.StateAxes({nnx.RngState: 0, ...: None}))
+    axes = nnx.StateAxes({nnx.RngState: 0, ...: None})
+
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(axes,), out_axes=0)
+    def make(rngs):
+        return nnx.bridge.ToNNX(nn.Dense(2), rngs).lazy_init(X)
+
+    layers = make(nnx.Rngs(0))
     return each(nnx, layers, X), everything(nnx, layers)
 
 
@@ -289,16 +259,6 @@ def initialized_under_vmap(nnx):
     return model(X), everything(nnx, model)
 
 
-def under_scan(nnx):
-    layers = stack(nnx, 3, 0)
-
-    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-    def forward(layer, x):
-        return layer(x)
-
-    return forward(layers, X), everything(nnx, layers)
-
-
 def steps_under_scan(nnx):
     model = filled(nnx)
 
@@ -308,19 +268,6 @@ def steps_under_scan(nnx):
 
     _, out = steps(model, X)
     return out, everything(nnx, model)
-
-
-def under_remat(nnx):
-    model = filled(nnx)
-    forward = nnx.remat(lambda model, x: model(x))
-    grads = nnx.grad(lambda model: (forward(model, X) ** 2).sum())(model)
-    return nnx.to_pure_dict(grads)
-
-
-def split_and_merged(nnx):
-    graphdef, params, rest = nnx.split(filled(nnx), nnx.Param, ...)
-    merged = nnx.merge(graphdef, params, rest)
-    return merged(X), everything(nnx, merged)
 
 
 @linen
@@ -349,19 +296,6 @@ def boxes_of_a_stack(nnx):
         return model(X), everything(nnx, model), model.many["kernel"]
 
 
-def decoding(nnx):
-    attention = nn.MultiHeadDotProductAttention(2, qkv_features=4, decode=True)
-    model = nnx.bridge.ToNNX(attention, nnx.Rngs(0))
-    model.lazy_init(jnp.ones((1, 3, 4)))
-    steps = jax.random.normal(jax.random.key(1), (3, 1, 1, 4))
-
-    @nnx.jit
-    def step(model, x):
-        return model(x, mutable=["cache"])
-
-    return [step(model, x) for x in steps], everything(nnx, model)
-
-
 def perturbed(nnx):
     @linen
     def Perturbed(self, x):
@@ -370,12 +304,6 @@ def perturbed(nnx):
     model = nnx.bridge.ToNNX(Perturbed(), nnx.Rngs(0)).lazy_init(X)
     grads = nnx.grad(lambda m: m(X), argnums=nnx.DiffState(0, nnx.Perturbation))(model)
     return everything(nnx, model), nnx.to_pure_dict(grads)
-
-
-def recurrent(nnx):
-    model = nnx.bridge.ToNNX(nn.RNN(nn.LSTMCell(5)), nnx.Rngs(0))
-    model.lazy_init(X[None])
-    return model(X[None]), everything(nnx, model)
 
 
 def older_names(nnx):

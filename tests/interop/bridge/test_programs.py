@@ -32,4 +32,4 @@ def test_programs_give_what_they_give_with_the_peer(program, peer):
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) > 80
+    assert len(PROGRAMS) > 65

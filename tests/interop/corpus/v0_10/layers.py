@@ -41,17 +41,14 @@ def attend(q):
     return nnx.nn.attention.dot_product_attention_weights(q, q, mask=mask)[0, 0, 0]
 
 
-print(attend(jnp.ones((1, 3, 2, 4))))
-
-
 @nnx.jit
 def recur(x):
     forward = nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)), return_carry=True)
     carry, y = forward(x, seq_lengths=jnp.array([2, 5]))
-    print(carry.shape, y.shape)
     cells = [nnx.SimpleCell(3, 4, rngs=nnx.Rngs(seed)) for seed in (1, 2)]
-    print(nnx.Bidirectional(*map(nnx.RNN, cells))(x).shape)
+    print(carry.shape, y.shape, nnx.Bidirectional(*map(nnx.RNN, cells))(x).shape)
     return jnp.allclose(carry[0], y[0, 1])
 
 
+print(attend(jnp.ones((1, 3, 2, 4))))
 print(recur(jnp.ones((2, 5, 3))))

@@ -6,7 +6,7 @@ from flax import nnx
 
 nnx.use_eager_sharding(False)
 mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
-init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "model"))
+init = nnx.with_partitioning(nnx.initializers.ones_init(), sharding=(None, "model"))
 
 
 def create(rngs):
@@ -38,6 +38,6 @@ print(nnx.get_partition_spec(nnx.state(layers))["kernel"].value)  # deprecated
 print(layers.kernel.value.shape)  # deprecated
 
 v = nnx.Param(jnp.ones((2, 2)), sharding_names=("a", "b"))  # deprecated
-print(v.sharding_names)  # deprecated
+print(v.sharding_names, nnx.get_partition_spec({"v": v})["v"].value)  # deprecated
 v.set_metadata(sharding=("b", None))  # deprecated
 print(v.out_sharding, v.has_metadata("sharding"))

@@ -21,8 +21,7 @@ a[...] += 1
 print(a.value, jnp.mean(a), a.T.shape, len(a))  # deprecated
 
 init = nnx.with_metadata(nnx.initializers.zeros_init(), tag="mine")
-layer = nnx.Linear(2, 3, kernel_init=init, rngs=nnx.Rngs(0))
-print(layer.kernel.tag, layer.kernel.value.shape)  # deprecated
+print(nnx.Linear(2, 3, kernel_init=init, rngs=nnx.Rngs(0)).kernel.tag)
 box = init(jax.random.key(0), (2,), jnp.float32)
 print(type(box).__name__, box.metadata["tag"])
 

@@ -39,10 +39,8 @@ print(nnx.Object is not None, issubclass(nnx.Module, nnx.Pytree))
 
 class Net(nnx.Module):
     def __init__(self, rngs):
-        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(3)])
-        self.heads = nnx.Dict(
-            a=nnx.Linear(2, 2, rngs=rngs), b=nnx.Linear(2, 2, rngs=rngs)
-        )
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(2)])
+        self.heads = nnx.Dict(a=nnx.Linear(2, 2, rngs=rngs))
 
     def __call__(self, x):
         for layer in self.layers:
@@ -56,20 +54,18 @@ net.layers.append(nnx.Linear(2, 2, rngs=nnx.Rngs(1)))
 print(len(net.layers), sorted(nnx.state(net)["layers"]), net.heads.a is net.heads["a"])
 print([(path, type(m).__name__) for path, m in nnx.iter_modules(net)])
 print([name for name, child in nnx.iter_children(net.layers[0])])
+
 print(sorted(net(x)))
 
 
 # `nnx.capture` in place of `pop`.
 class Sower(nnx.Module):
-    def __init__(self, linear):
-        self.linear = linear
-
     def __call__(self, x):
         self.sow(nnx.Intermediate, "x", x)
-        return self.linear(x)
+        return x
 
 
-y, sown = nnx.capture(Sower(net.layers[0]), nnx.Intermediate)(x)
+y, sown = nnx.capture(Sower(), nnx.Intermediate)(x)
 print(sown["x"].get_value()[0], y.shape)
 
 # States as flat dicts for a checkpoint, and back.
@@ -83,7 +79,7 @@ state = jax.tree.map(jnp.zeros_like, nnx.state(other))
 for path, leaf in nnx.to_flat_state(state):
     leaf[...] = flat["/".join(map(str, path))]
 nnx.update(other, state)
-print(jnp.allclose(other[3](x), net.layers[3](x)))
+print(jnp.allclose(other[2](x), net.layers[2](x)))
 
 # JAX's own transforms.
 layer = net.layers[0]

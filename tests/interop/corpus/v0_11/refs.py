@@ -1,4 +1,4 @@
-"""`use_refs`, `to_refs`, `to_arrays`, and training, as in 0.11 and 0.12.0.
+"""`use_refs`, `to_refs`, `to_arrays`, and `use_ref=True`, as in 0.11 and 0.12.0.
 
 Not in Flax today.
 """
@@ -33,4 +33,5 @@ print(f"{value:.5f}", f"{model.kernel[0, 0]:.2f}")
 frozen = nnx.to_arrays(model)
 print(model.bias.has_ref, frozen.bias.has_ref, nnx.to_refs(frozen).bias.has_ref)
 print(nnx.is_array_ref(model.kernel.get_raw_value()))
-assert nnx.array_ref is jax.new_ref and nnx.ArrayRef is jax.Ref
+print(nnx.array_ref is jax.new_ref, nnx.ArrayRef is jax.Ref)
+print(nnx.Variable(jnp.array(0), use_ref=True).has_ref)

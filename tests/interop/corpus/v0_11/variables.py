@@ -13,22 +13,12 @@ v.set_value(jnp.ones(2))
 print(v[...].shape)
 v = nnx.Variable({"a": jnp.ones(2), "b": 3})
 print(v.get_value()["b"], v["a"])
-v.set_value({"a": jnp.zeros(2), "b": 4})
-print(v["b"])
 
-
-class Net(nnx.Module):
-    def __init__(self):
-        self.a = nnx.Param(jnp.ones(1))
-        self.b = nnx.Cache(jnp.zeros(1))
-        self.c = self.a
-
-
-net = Net()
+net = nnx.Dict(a=nnx.Param(jnp.ones(1)), b=nnx.Cache(jnp.zeros(1)))
+net.c = net.a
 print(nnx.find_duplicates(net))
-graphdef, state = nnx.split(net)
-merged = nnx.merge(graphdef, state)
-print(sorted(state), merged.a is merged.c)
+merged = nnx.merge(*nnx.split(net))
+print(merged.a is merged.c)
 (caches,) = graph.graph_pop(net, (nnx.Cache,))
 print(sorted(caches), hasattr(net, "b"))
 print(graph.with_vars(net, ref=False).a.shape)

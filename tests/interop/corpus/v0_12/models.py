@@ -10,16 +10,9 @@ class Net(nnx.Module):
         self.w = nnx.Param(jnp.ones(1))
         self.scale = jnp.array(2.0)
 
-    def __call__(self, x):
-        self.sow(nnx.Intermediate, "x", x)
-        return x
-
 
 net = Net()
-print(sorted(nnx.variables(net)), sorted(nnx.state(net)))
-print(sorted(nnx.variables(net, nnx.Param)))
-_, sown = nnx.capture(net, nnx.Intermediate)(jnp.ones(1))
-print(len(sown["x"].get_value()), hasattr(net, "x"))
+print(sorted(nnx.variables(net)), sorted(nnx.variables(net, nnx.Param)))
 
 net = nnx.Sequential(
     nnx.Dropout(0.5, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0))
@@ -33,7 +26,6 @@ except ValueError as error:
     print("Unused keys found" in str(error))
 print("use_running_average" in nnx.view_info(net))
 other = nnx.with_attributes(net, rate=0.1)
-print(other.layers[0].rate, net.layers[0].rate)
 net.set_attributes(rate=0.2)
 print(net.layers[0].rate, other.layers[0].rate)
 
@@ -44,8 +36,8 @@ print(isinstance(nnx.as_pure(net).bias, jax.Array))
 nnx.set_metadata(net, only=nnx.Param, tag="t")
 print(net.kernel.tag, net.bias.get_metadata("tag"))
 net.kernel.del_metadata("tag")
-print(net.kernel.has_metadata("tag"), net.kernel.get_metadata("tag", "none"))
 net.kernel.set_metadata("note", 3)
+print(net.kernel.has_metadata("tag"), net.kernel.get_metadata("tag", "none"))
 print(net.kernel.note)
 doubled = nnx.map(
     lambda path, x: x.replace(x[...] * 2) if isinstance(x, nnx.Variable) else x, net

@@ -7,12 +7,11 @@ from flax import nnx
 from flax.core import spmd
 
 mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+placed = {"out_sharding": (None, "data"), "optimizer_sharding": ("data", None)}
 
 
 def create():
-    return nnx.Linear(
-        2, 2, kernel_metadata={"out_sharding": (None, "data")}, rngs=nnx.Rngs(0)
-    )
+    return nnx.Linear(2, 2, kernel_metadata=placed, rngs=nnx.Rngs(0))
 
 
 graphdef, state = nnx.get_abstract_model(create, mesh)
@@ -24,11 +23,9 @@ with jax.set_mesh(mesh):
     print(nnx.as_abstract(abstract).kernel.get_value().sharding.spec)
 
     # Optimizer state is placed differently from its parameters.
-    placed = {"optimizer_sharding": ("data", None)}
-    net = nnx.Linear(2, 2, kernel_metadata=placed, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(create(), optax.adam(0.1), wrt=nnx.Param)
 mu = optimizer.opt_state[0].mu["kernel"]
-print(type(mu).__name__, mu.out_sharding, net.kernel.get_metadata().get("out_sharding"))
+print(type(mu).__name__, mu.out_sharding)
 
 with jax.set_mesh(mesh), nnx.logical_axis_rules([("batch", "data")]):
     v = nnx.Param(jnp.ones((2, 2)), out_sharding=("batch", None))
@@ -43,18 +40,10 @@ print(spmd.composite_rules((("a", "x"),), (("b", "y"),)))
 print(spmd.from_sharding_rules(("a", None), (("a", "x"),)))
 
 with nnx.use_eager_sharding(False):
-    layer = nnx.Linear(
-        2,
-        2,
-        kernel_metadata={"out_sharding": ("a", None)},
-        bias_metadata={"tag": "b"},
-        rngs=nnx.Rngs(0),
-    )
-    v = layer.kernel
+    v = nnx.Param(jnp.ones((2, 2)), out_sharding=("a", None))
     old = nnx.Param(jnp.ones((2, 2)), sharding=("a", None))  # deprecated
-print(v.out_sharding == old.out_sharding, nnx.using_eager_sharding(), layer.bias.tag)
+print(v.out_sharding == old.out_sharding, nnx.using_eager_sharding())
 print(nnx.get_partition_spec(v).get_value(), v.get_metadata("out_sharding"))
-print(v.has_metadata("eager_sharding"), v.get_metadata("nothing", 3))
 
 nnx.use_eager_sharding(False)
 v.set_metadata(sharding=("d", None))  # deprecated

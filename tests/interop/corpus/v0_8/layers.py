@@ -1,4 +1,4 @@
-"""Layers: attention that decodes, recurrence, running averages, annotations."""
+"""Layers: attention that decodes, recurrence, running averages."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -34,13 +34,3 @@ x = jnp.array([[1.0, 2.0], [3.0, 6.0]])
 print(nnx.jit(lambda norm: norm(x).round(3))(norm))
 print(norm.mean.value, norm.var.value)  # deprecated
 print(nnx.jit(lambda norm: norm(x, use_running_average=True).round(3))(norm))
-graphdef, params, stats = nnx.split(norm, nnx.Param, nnx.BatchStat)
-print(sorted(params), sorted(stats))
-
-# Annotations called `sharding`.
-nnx.use_eager_sharding(False)
-v = nnx.Param(jnp.ones((2, 2)), sharding=("a", None))  # deprecated
-print(v.out_sharding, nnx.get_partition_spec({"v": v})["v"].value)  # deprecated
-init = nnx.with_partitioning(nnx.initializers.ones_init(), sharding=(None, "b"))
-layer = nnx.Linear(2, 2, kernel_init=init, rngs=nnx.Rngs(0))
-print(nnx.get_partition_spec(nnx.state(layer))["kernel"].value)  # deprecated

@@ -1,4 +1,4 @@
-"""Modules: containers, dataclasses, iteration, surgery, modes, what they record."""
+"""Modules: dataclasses, iteration, surgery, modes, what they record."""
 
 import dataclasses
 
@@ -15,11 +15,8 @@ class Scale(nnx.Module):
         print(self.rngs.params.key.value.shape)  # deprecated
         self.w = nnx.Param(jnp.ones(2) * self.factor)
 
-    def __call__(self, x):
-        return x * self.w
 
-
-print(Scale(3.0, nnx.Rngs(0))(jnp.ones(2)))
+print(Scale(3.0, nnx.Rngs(0)).w.value)  # deprecated
 
 
 class Net(nnx.Module):
@@ -28,13 +25,12 @@ class Net(nnx.Module):
         self.norm = nnx.BatchNorm(2, rngs=rngs)
         self.drop = nnx.Dropout(0.5, rngs=rngs)
         self.sizes = (2, 2)
-        self.name = "net"
 
     def __call__(self, x):
         for layer in self.layers:
             x = layer(x)
         self.sow(nnx.Intermediate, "y", x)  # deprecated
-        return self.drop(self.norm(x))
+        return self.drop(self.norm(self.perturb("before", x)))  # deprecated
 
 
 net = Net(nnx.Rngs(0, dropout=1))
@@ -57,30 +53,16 @@ net.eval()
 print(net.drop.deterministic, jnp.allclose(net(x), net(x)))
 net.set_attributes(nnx.Dropout, rate=0.1)
 print(net.drop.rate)
+perturbations = nnx.DiffState(0, nnx.Perturbation)
+grads = nnx.grad(lambda net: net(x).sum(), argnums=perturbations)(net)
+print(grads["before"].value)  # deprecated
 sown = nnx.pop(net, nnx.Intermediate)
 print(len(sown["y"].value), sown["y"].value[1], hasattr(net, "y"))  # deprecated
 
-# Layers are replaced, shared and iterated.
+# Layers are shared and replaced.
 first, second = net.layers
 net.layers[1] = first
 print(len(nnx.state(net.layers).flat_state()), net.layers[0] is first)  # deprecated
-for path, module in net.layers.iter_modules():  # deprecated
-    print(path, type(module).__name__)
 net.layers[0] = nnx.LoRALinear(2, 2, lora_rank=1, rngs=nnx.Rngs(1))
 first.kernel = nnx.Param(jnp.zeros((2, 2)))
 print(["/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(net))])
-
-
-class Perturbed(nnx.Module):
-    def __init__(self, linear):
-        self.linear = linear
-
-    def __call__(self, x):
-        return self.perturb("before", self.linear(x)).sum()  # deprecated
-
-
-net = Perturbed(second)
-net(x)
-perturbations = nnx.DiffState(0, nnx.Perturbation)
-grads = nnx.grad(lambda net: net(x), argnums=perturbations)(net)
-print(grads["before"].value)  # deprecated

@@ -20,18 +20,15 @@ def down(counter):
     counter.n.value -= 1  # deprecated
 
 
-counter = Counter()
-nnx.cond(jnp.array(True), up, down, counter)
-nnx.switch(jnp.array(0), [up, down], counter)
-print(counter.n.value)  # deprecated
-
-
 def body(carry):
     counter, i = carry
     counter.n.value += i  # deprecated
     return counter, i + 1
 
 
+counter = Counter()
+nnx.cond(jnp.array(True), up, down, counter)
+nnx.switch(jnp.array(0), [up, down], counter)
 counter, i = nnx.while_loop(lambda c: c[1] < 4, body, (counter, jnp.array(0)))
 counter = nnx.fori_loop(0, 3, lambda i, c: (up(c), c)[1], counter)
 print(counter.n.value, i)  # deprecated
@@ -44,15 +41,13 @@ def grow(counter):
     counter.name = "seen"
 
 
-grow(counter)
-print(counter.n.value, counter.extra.value, counter.name)  # deprecated
-
-
 @partial(nnx.jit, static_argnums=(1,))
 def power(counter, exponent):
     return counter.n**exponent
 
 
+grow(counter)
+print(counter.n.value, counter.extra.value, counter.name)  # deprecated
 print(power(counter, 2), power(counter, 3))
 
 
@@ -94,8 +89,7 @@ for call in (
         call()
     except TypeError as error:
         print("unexpected keyword" in str(error))
-for name in ("Vmap", "Scan", "Remat", "GraphNode"):
-    print(name, hasattr(nnx, name))
+print([hasattr(nnx, name) for name in ("Vmap", "Scan", "Remat", "GraphNode")])
 
 rngs = nnx.Rngs(0, dropout=1)
 first, second = rngs.params(), rngs.params()
