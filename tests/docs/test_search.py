@@ -85,7 +85,7 @@ OF_THREADS = {
     "guides/debugging": "forward hook",
     "guides/randomness": "PRNG key reuse",
     "guides/forecast": "out of memory",
-    "guides/objects": "dataclass module | batchnorm eval mode",
+    "guides/objects": "batchnorm eval mode",
     "guides/sequence_layers": "mask padding tokens in the loss",
 }
 
