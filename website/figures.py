@@ -97,44 +97,42 @@ _MEASURED = re.compile(
 )
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`", re.M | re.S)
 _TABLE = re.compile(r"^\|(?P<heading>.*)\n(?:\|.*\n)+", re.M)
+_ROW = re.compile(r"^\|.*\d.*$", re.M)
 _UNIT = re.compile(r"[,:] *(?:µs|ms|s|B|B per device|bytes|%)(?=[ :|])|tokens/s")
 
 
 def unquoted(page: str, text: str) -> Iterator[str]:
     """Measured figures, outside code, that were recorded nowhere."""
-    lines = text.splitlines(keepends=True)
-    starts = [0, *itertools.accumulate(map(len, lines))]
-    at = printed.on_page(text.splitlines())
-    recorded_spans = [(starts[start], starts[end]) for start, end, _ in at]
-    recorded_spans += [
-        match.span()
-        for quotation in QUOTATIONS
-        if quotation.page == page
-        for match in quotation.pattern.finditer(text)
-    ]
-    free_spans = [match.span() for match in _CODE.finditer(text)]
-    shown = " ".join(x.output or "" for x in pages.Page(pages.ROOT / page, text).blocks)
-    figures = [
-        match
+    recorded_spans = [*_recorded(page, text)]
+    code_spans = [match.span() for match in _CODE.finditer(text)]
+    blocks = pages.Page(pages.ROOT / page, text).blocks
+    shown = {
+        x for block in blocks for x in re.findall(r"[\d.,]*\d", block.output or "")
+    }
+    candidates = [
+        (match, recorded_spans + code_spans)
         for match in _MEASURED.finditer(text)
         if match[0] not in OF_OTHERS.get(page, ())
-        and not re.search(rf"(?<![\d.]){re.escape(_number(match))}(?![\d])", shown)
+        and re.findall(NUMBER, match[0])[0] not in shown
     ]
-    rows = [
-        row
-        for table in _TABLE.finditer(text)
-        if _UNIT.search(table["heading"])
-        for row in re.compile(r"^\|.*\d.*$", re.M).finditer(text, *table.span())
-    ]
-    for match in sorted([*figures, *rows], key=re.Match.start):
-        spans = recorded_spans + free_spans * (match in figures)
+    for table in _TABLE.finditer(text):
+        if _UNIT.search(table["heading"]):
+            rows = _ROW.finditer(text, *table.span())
+            candidates += [(match, recorded_spans) for match in rows]
+    for match, spans in sorted(candidates, key=lambda x: x[0].start()):
         if not any(start <= match.start() < end for start, end in spans):
             yield f"{page}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
 
 
-def _number(figure: re.Match[str]) -> str:
-    """The number of a figure, without its unit."""
-    return re.match(NUMBER, figure[0])[1]  # type: ignore[index]
+def _recorded(page: str, text: str) -> Iterator[tuple[int, int]]:
+    """The parts of a page that were recorded, as spans of its text."""
+    lines = text.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
+    for start, end, _ in printed.on_page(text.splitlines()):
+        yield starts[start], starts[end]
+    for quotation in QUOTATIONS:
+        if quotation.page == page:
+            yield from (match.span() for match in quotation.pattern.finditer(text))
 
 
 def with_tables(text: str) -> str:
