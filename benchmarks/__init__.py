@@ -7,7 +7,8 @@ What is measured
 How
     ``groups.py`` has what a table is made of, ``gauges.py`` the clock and the other
     gauges; ``tables.py`` prints. ``libraries.py`` finds the peers that are installed.
-    ``recorded.py`` writes and reads ``measured.json``, the figures that pages quote.
+    ``recorded.py`` writes and reads ``measured.json``, the figures that pages quote;
+    ``printed/`` has what longer programs printed, which pages repeat.
 The operations, written for each library on the same numbers
     ``perceptrons.py`` and ``blocks.py`` hold models and ``steps.py`` trains them;
     ``calls.py`` and ``lifted_calls.py`` call them, ``eager_layers.py`` calls layers,

@@ -2,7 +2,7 @@
 
 python -m website check [PAGE ...]    run them; is what they say what they print?
 python -m website write [PAGE ...]    run them; write outputs and pictures into them
-python -m website figures             write the figures of benchmarks/measured.json
+python -m website figures             write what was recorded into the pages
 python -m website session             draw the session of the home page
 python -m website build [--no-run]    run those that changed, and build out/site
 python -m website serve               the same, and show it on http://localhost:8000

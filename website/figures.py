@@ -1,19 +1,27 @@
-"""Figures of pages, from the one file that the benchmarks write.
+"""Figures of pages, from what was recorded when they were measured.
 
-`quotations.py` says where pages quote what was measured. ``corrected`` puts the figures
-of ``benchmarks/measured.json`` in these places, those of the newest versions, with as
-many decimals as the page shows; ``faults`` tells where that would change a page.
-``unquoted`` finds figures with a unit of speed that no quotation has.
+`quotations.py` says where pages quote ``benchmarks/measured.json``. ``corrected`` puts
+its figures in these places, those of the newest versions, with as many decimals as the
+page shows, and the outputs of `printed.py`; ``faults`` tells where that would change a
+page. ``unquoted`` finds measured figures that come from neither, nor from a block of
+their page. Measured are
+
+- all figures in seconds (``s``, ``ms``, ``µs``), in tokens/s and in percent;
+- decimal numbers of bytes, operations and longer times, such as 1.13 GiB;
+- all rows of a table whose heading has one of these units.
+
+A whole number of bytes or of minutes is a fact, or a limit.
 """
 
 import functools
+import itertools
 import json
 import pathlib
 import re
 from collections.abc import Iterator
 
 from benchmarks import recorded
-from website import pages
+from website import pages, printed
 from website.quotations import (
     EQUINOX,
     FLAT,
@@ -62,7 +70,7 @@ def corrected(page: str, text: str) -> str:
             for i in reversed(range(len(quotation.figures))):
                 start, end = match.span(i + 1)
                 text = text[:start] + _figure(quotation, i, match[i + 1]) + text[end:]
-    return text
+    return printed.corrected(text)
 
 
 def _figure(quotation: Quotation, index: int, said: str) -> str:
@@ -76,31 +84,55 @@ def _figure(quotation: Quotation, index: int, said: str) -> str:
 def faults(page: str, text: str) -> Iterator[str]:
     """The lines of a page whose figures are not those measured."""
     right = corrected(page, text).splitlines()
-    for number, (said, line) in enumerate(
-        zip(text.splitlines(), right, strict=True), 1
-    ):
+    both = itertools.zip_longest(text.splitlines(), right, fillvalue="nothing")
+    for number, (said, line) in enumerate(both, 1):
         if said != line:
             yield f"{page}:{number}: the page says\n{said}\nmeasured were\n{line}"
 
 
-_SPEED = re.compile(NUMBER + r"\s*(?:µs|ms|ns|tokens/s)(?![\w/])")
-_CODE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
+_MEASURED = re.compile(
+    rf"{NUMBER}\s*(?:µs|ms|ns|tokens/s|(?:micro|milli)seconds?|percent|%)(?![\w/])"
+    rf"|{NUMBER} s\b"
+    r"|\d[\d,]*\.\d+ (?:[kKMGT]i?B|bytes|[MGT]?flops?|seconds|minutes|hours)\b"
+)
+_CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`", re.M | re.S)
+_TABLE = re.compile(r"^\|(?P<heading>.*)\n(?:\|.*\n)+", re.M)
+_ROW = re.compile(r"^\|.*\d.*$", re.M)
+_UNIT = re.compile(r"[,:] *(?:µs|ms|s|B|B per device|bytes|%)(?=[ :|])|tokens/s")
 
 
 def unquoted(page: str, text: str) -> Iterator[str]:
-    """Figures of speed, outside code, that no quotation has."""
-    spans = [
-        match.span()
-        for quotation in QUOTATIONS
-        if quotation.page == page
-        for match in quotation.pattern.finditer(text)
+    """Measured figures, outside code, that were recorded nowhere."""
+    recorded_spans = [*_recorded(page, text)]
+    code_spans = [match.span() for match in _CODE.finditer(text)]
+    blocks = pages.Page(pages.ROOT / page, text).blocks
+    shown = {
+        x for block in blocks for x in re.findall(r"[\d.,]*\d", block.output or "")
+    }
+    candidates = [
+        (match, recorded_spans + code_spans)
+        for match in _MEASURED.finditer(text)
+        if match[0] not in OF_OTHERS.get(page, ())
+        and re.findall(NUMBER, match[0])[0] not in shown
     ]
-    spans += [match.span() for match in _CODE.finditer(text)]
-    for match in _SPEED.finditer(text):
-        if match[0] in OF_OTHERS.get(page, ()):
-            continue
+    for table in _TABLE.finditer(text):
+        if _UNIT.search(table["heading"]):
+            rows = _ROW.finditer(text, *table.span())
+            candidates += [(match, recorded_spans) for match in rows]
+    for match, spans in sorted(candidates, key=lambda x: x[0].start()):
         if not any(start <= match.start() < end for start, end in spans):
             yield f"{page}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+
+
+def _recorded(page: str, text: str) -> Iterator[tuple[int, int]]:
+    """The parts of a page that were recorded, as spans of its text."""
+    lines = text.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
+    for start, end, _ in printed.on_page(text.splitlines()):
+        yield starts[start], starts[end]
+    for quotation in QUOTATIONS:
+        if quotation.page == page:
+            yield from (match.span() for match in quotation.pattern.finditer(text))
 
 
 def with_tables(text: str) -> str:
@@ -152,8 +184,8 @@ def draw(path: pathlib.Path = PICTURE) -> None:
 
 def write() -> int:
     """Puts the figures into the pages, and draws the picture; gives 0."""
-    for page in dict.fromkeys(quotation.page for quotation in QUOTATIONS):
-        path = pages.ROOT / page
+    for path in [pages.ROOT / "README.md", *pages.DOCS.rglob("*.md")]:
+        page = path.relative_to(pages.ROOT).as_posix()
         path.write_text(corrected(page, path.read_text()))
     draw()
     return 0

@@ -1,7 +1,10 @@
-"""What mkdocs calls while it builds the site: links to the source of a page."""
+"""What mkdocs calls while it builds the site: links to sources, names in the search."""
 
+import json
 import pathlib
 from typing import Any
+
+from website import searching
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
@@ -17,3 +20,11 @@ def on_page_context(context: Any, page: Any, **_: Any) -> Any:
     if not (DOCS / page.file.src_uri).exists():
         page.edit_url = None
     return context
+
+
+def on_post_build(config: Any) -> None:
+    """Material has written the index of the search."""
+    file = pathlib.Path(config.site_dir, "search", "search_index.json")
+    index = json.loads(file.read_text())
+    searching.rank_entries(index["docs"])
+    file.write_text(json.dumps(index, separators=(",", ":")))

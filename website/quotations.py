@@ -52,6 +52,7 @@ def _in_performance(
 PERFORMANCE = "docs/look_up/performance.md"
 PROFILING = "docs/guides/profiling.md"
 ISSUES = "docs/look_up/issues.md"
+FORECAST = "docs/guides/forecast.md"
 
 STEP = "train step, 50 layers, plain"
 OURS, FLAT, FLAX_DEFAULT = (
@@ -90,8 +91,20 @@ def _of_issues(label: str, unit: str, problem: str) -> Quotation:
     return Quotation(ISSUES, words, ((group, FLAX), (group, GRAFTREE)))
 
 
+def _of_accelerators(target: str, model: str) -> Quotation:
+    """The two rows of a target and a model; compilers for GPUs count no bytes."""
+    counts_bytes = target.startswith("v")
+    columns = ["operations", *["bytes accessed"] * counts_bytes]
+    columns += ["temporaries", "kernels"]
+    cells = f"| # Gflop | {'# GB' if counts_bytes else 'unknown'} | # MiB | # |"
+    words = f"| `{target}`, {model} | by hand {cells} | | Graftree {cells}"
+    groups = [f"accelerators, {target}, {model}: {column}" for column in columns]
+    figures = [(group, label) for label in (RAW, GRAFTREE) for group in groups]
+    return Quotation(FORECAST, words, tuple(figures))
+
+
 # Figures that a page repeats from a report of somebody else.
-OF_OTHERS = {ISSUES: ("41 ms", "28 ms")}
+OF_OTHERS = {ISSUES: ("41 ms", "28 ms", "12.7 GB")}
 
 QUOTATIONS = [
     *(
@@ -258,5 +271,10 @@ QUOTATIONS = [
             ("One step in a hundred is slow", "slowest of 300 steps", "ms"),
             ("Hidden recompiles, control flow", "a call of cond", "ms"),
         ]
+    ),
+    *(
+        _of_accelerators(target, model)
+        for target in ("v5e:1x1", "h100:1")
+        for model in ("GPT", "ViT", "conv net")
     ),
 ]

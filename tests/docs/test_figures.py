@@ -1,4 +1,4 @@
-"""Figures in pages are those of benchmarks/measured.json, their one source."""
+"""Figures in pages are those that were recorded, or that a block of the page prints."""
 
 import dataclasses
 import json
@@ -7,8 +7,8 @@ import re
 import pytest
 
 from benchmarks import groups, recorded
-from tests import sources
-from website import figures, pages, quotations, sessions
+from tests import sources, tables
+from website import figures, pages, printed, sessions
 
 PAGES = [sources.ROOT / "README.md", *pages.DOCS.rglob("*.md")]
 
@@ -22,15 +22,46 @@ def words(path):
     return re.sub(r"\s+", " ", (sources.ROOT / path).read_text())
 
 
-@pytest.mark.parametrize("page", {x.page: 0 for x in quotations.QUOTATIONS})
-def test_figures_are_those_measured(page):
-    faults = [*figures.faults(page, (sources.ROOT / page).read_text())]
+def test_figures_are_those_measured():
+    faults = [x for p in PAGES for x in figures.faults(name_of(p), p.read_text())]
     assert not faults, "\n".join(["python -m website figures mends:", *faults])
 
 
-def test_each_figure_of_speed_is_quoted():
+def test_each_measured_figure_was_recorded():
     found = [x for p in PAGES for x in figures.unquoted(name_of(p), p.read_text())]
-    assert not found, f"add to website/quotations.py, or leave out: {found}"
+    assert not found, (
+        "add them to website/quotations.py or benchmarks/printed/, or leave them out:"
+        f" {found}"
+    )
+
+
+PRINTED = '```python\nx\n```\n\n```text title="Output"\n3.25 MiB\n```\n'
+
+
+@tables.cases(
+    "text, unquoted",
+    (
+        "It takes 3 µs, 2 s, 20 %: 1,024 tokens/s",
+        "3 µs|2 s|20 %|1,024 tokens/s".split("|"),
+    ),
+    ("1.5 GiB of 16 GiB, in 2.5 hours; every 30 seconds", ["1.5 GiB", "2.5 hours"]),
+    ("`1.5 GiB`, JAX 0.12, 3.4e-5, 90s, 1.5 times", []),
+    (f"{PRINTED}\nIt needs 3.25 MiB, and 3.2 MiB.\n", ["3.2 MiB"]),
+    ("| a | step, ms |\n|---|---|\n| b | 3 |\n", ["| b | 3 |"]),
+    ("| a | steps |\n|---|---|\n| b | 3 |\n", []),
+)
+def test_measured_are_times_rates_shares_and_fractions_of_bytes(text, unquoted):
+    found = [x.split(": ", 1)[1] for x in figures.unquoted("docs/index.md", text)]
+    assert found == unquoted
+
+
+def test_an_output_that_was_recorded_is_on_a_page_as_it_was_printed():
+    texts = [path.read_text() for path in PAGES]
+    for name, output in printed.outputs().items():
+        has = [text for text in texts if "\n".join(output) in text]
+        assert has, f"benchmarks/printed/{name}.txt: no page begins like it"
+        wrong = has[0].replace(output[-1], "something else")
+        assert printed.corrected(wrong) == has[0]
 
 
 def test_a_figure_that_is_wrong_and_one_from_nowhere_are_found():

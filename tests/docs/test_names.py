@@ -106,6 +106,15 @@ def test_names_on_pages_are_there(page):
     assert not [*missing(BLOCK.sub("", text), code)]
 
 
+def test_files_on_pages_about_the_code_are_there():
+    paths = [f"/{source.path.as_posix()}" for source in sources.repository()]
+    pages_of_code = ("docs/look_up/design.md", "docs/look_up/how_it_is_built.md")
+    for page in (*pages_of_code, "CONTRIBUTING.md"):
+        named = re.findall(r"`([\w/]+\.py)`", (sources.ROOT / page).read_text())
+        gone = [x for x in named if not any(p.endswith(f"/{x}") for p in paths)]
+        assert named and not gone, f"{page}: {gone}"
+
+
 def test_a_name_that_is_gone_is_found():
     gone = "_".join(["jit", "without", "end"])  # in pieces: else it is in a program
     text = f"`nnx.jit` and ``{gone}`` in two, `nnx.{gone}`"
