@@ -212,12 +212,6 @@ def test_channels_first_are_told(cls, batch):
     assert layer(jnp.moveaxis(x, -3, -1)).shape[-1] == 4
 
 
-def test_other_wrong_channels_are_told():
-    layer = nnx.Conv(4, 4, (3,), feature_group_count=2, rngs=nnx.Rngs(0))
-    with comparisons.raises(ValueError, "[*batch, *spatial, 4]", "with 4 features"):
-        layer(jnp.ones((1, 8, 2)))
-
-
 # ------------------------------------------------------------ empty results
 
 VALID = {"padding": "VALID"}

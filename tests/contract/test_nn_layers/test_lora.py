@@ -21,10 +21,6 @@ def array(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def numbers(variable):
-    return np.float64(variable[...])
-
-
 def test_a_new_lora_changes_nothing():
     base = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     model = nnx.Sequential(base)
