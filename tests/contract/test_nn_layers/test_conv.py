@@ -7,7 +7,6 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-import jax.test_util
 import numpy as np
 import pytest
 import scipy.signal

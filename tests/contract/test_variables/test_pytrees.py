@@ -1,6 +1,6 @@
 """Dataclasses, ``pytree=False``, flattening, copies, `__new__` (contract, 12).
 
-At the end rules between the parts (section 17, as far as jit and grad go).
+At the end Variables as pytrees, and the names of their types.
 """
 
 import copy
@@ -353,7 +353,7 @@ def test_bridge_modules_have_cooperative_new_too():
     assert Layer(units=3).given == ((), {"units": 3})
 
 
-# ---------------------------------------------------------------- idioms that must work
+# ------------------------------------------------------------------------------ filling
 
 
 def test_abstract_models_are_filled():
