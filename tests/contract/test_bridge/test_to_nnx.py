@@ -1,7 +1,6 @@
 """Linen Modules as Modules, and the reverse: what is ours beyond the peer."""
 
 import copy
-import pickle
 
 import flax
 import flax.linen as nn
@@ -160,32 +159,11 @@ def test_copies_are_independent(copy_of):
     assert (copied.BatchNorm_0["mean"][...] != 0).any()
 
 
-def test_it_can_be_pickled():
-    model = nnx.bridge.ToNNX(TwoMethods(), nnx.Rngs(0)).lazy_init(X)
-    loaded = pickle.loads(pickle.dumps(model))
-    assert (loaded(X) == model(X)).all()
-
-
-def test_it_is_jitted_in_every_mode(graph):
-    model = nnx.bridge.ToNNX(Block(), nnx.Rngs(0)).lazy_init(X)
-
-    forward = nnx.jit(lambda model: model(X, mutable=["counts"]), graph=graph)
-    out = [forward(model) for _ in range(2)]
-    assert (out[0] == out[1]).all()
-    assert model.n[...] == 3
-
-
 def test_writes_in_a_closure_of_a_trace_are_refused():
     model = block(nnx)
     with pytest.raises(nnx.errors.TraceContextError):
         jax.jit(lambda x: model(x, train=True, mutable=["batch_stats"]))(X)
     assert not isinstance(model.BatchNorm_0["mean"][...], jax.core.Tracer)
-
-
-def test_models_in_refs_are_changed_in_place():
-    model = nnx.to_refs(block(nnx))
-    jax.jit(lambda model: model(X, train=True, mutable=["batch_stats"]))(model)
-    assert (model.BatchNorm_0["mean"][...] != 0).any()
 
 
 def test_unknown_attributes_are_named():

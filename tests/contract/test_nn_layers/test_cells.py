@@ -230,21 +230,6 @@ def test_older_arguments_warn_and_work(name):
     assert cell.rngs.count[...] == (2 if name in TWO_STATES else 1)
 
 
-@tables.cases(
-    "name, dtype", *((name, jnp.bfloat16) for name in CELLS), ("GRUCell", jnp.float16)
-)
-def test_params_may_have_half_precision(name, dtype):
-    cell, wide = new(name, param_dtype=dtype), new(name)
-    hidden = nnx.PathContains("hg" if name == "LSTMCell" else "dense_h")
-    half, full = (nnx.as_pure(nnx.state(c, hidden)) for c in (cell, wide))
-    full = jax.tree.map(lambda x: x.astype(dtype), full)
-    jax.tree.map(np.testing.assert_array_equal, half, full)
-    carry = cell.initialize_carry((4, 2), nnx.Rngs(0))
-    assert {x.dtype for x in jax.tree.leaves((cell, carry))} == {jnp.dtype(dtype)}
-    y = jax.eval_shape(cell, carry, normal(4, 2, dtype=dtype))[1]
-    assert y.dtype == (jnp.float32 if name == "SimpleCell" else dtype)
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_modified_orthogonal_is_drawn_in_the_default_dtype(dtype):
     key, jax_init = jax.random.key(0), jax.nn.initializers.orthogonal()
@@ -270,10 +255,9 @@ def test_metadata_goes_to_the_kernels_it_is_meant_for(name):
         assert param.tag == ("bias" if path[1] == "bias" else expected), path
 
 
-@every_cell
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "identity"])
-def test_pickle_finds_activations_that_have_a_name(name, activation):
-    cell = new(name, activation_fn=getattr(nnx, activation))
+def test_pickle_finds_activations_that_have_a_name(activation):
+    cell = new("GRUCell", activation_fn=getattr(nnx, activation))
     copy = pickle.loads(pickle.dumps(cell))
     assert copy.activation_fn is cell.activation_fn
     assert nnx.graphdef(copy) == nnx.graphdef(cell)

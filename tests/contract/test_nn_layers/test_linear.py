@@ -4,7 +4,6 @@ import types
 
 import jax
 import jax.numpy as jnp
-import jax.test_util
 import numpy as np
 import pytest
 

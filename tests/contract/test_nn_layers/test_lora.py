@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import jax.test_util
 import numpy as np
 import pytest
 
@@ -19,10 +18,6 @@ ONES = {"b_initializer": nnx.initializers.ones}
 
 def array(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
-
-def numbers(variable):
-    return np.float64(variable[...])
 
 
 def test_a_new_lora_changes_nothing():

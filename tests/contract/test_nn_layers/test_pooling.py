@@ -90,14 +90,6 @@ def test_strides_are_one_and_padding_none_by_default(cls):
     np.testing.assert_array_equal(nnx.AvgPool(*args)(x), nnx.avg_pool(x, *args))
 
 
-def test_an_int_is_the_extent_along_all_spatial_axes():
-    shapes = [
-        jax.eval_shape(lambda x: nnx.max_pool(x, 3), jnp.ones(shape)).shape
-        for shape in [(1, 6, 6, 6, 2), (6, 2)]
-    ]
-    assert shapes == [(1, 4, 4, 4, 2), (4, 2)]
-
-
 @tables.cases(
     "args",
     ((2, 2, 2), None, "VALID"),

@@ -102,11 +102,17 @@ def test_a_cache_with_biases_gives_what_the_whole_sequence_gives(name, dtype):
     positions = jnp.broadcast_to(jnp.arange(12), (2, 12))
     whole = nnx.decoding.attend(x, x, x, bias=bias(positions, positions))
     cache = nnx.decoding.KeyValueCache(2, 16, kv_heads=4, head_dim=8, dtype=dtype)
-    slots, parts = jnp.arange(16)[None], []
-    for start, stop in [(0, 7), *((t, t + 1) for t in range(7, 12))]:
-        token, at = x[:, start:stop], positions[:, start:stop]
-        options = {"bias": bias(at, slots)}
-        parts.append(nnx.decoding.attend(token, token, token, at, cache, **options))
+    slots = jnp.arange(16)[None]
+
+    @nnx.jit
+    def step(bias, cache, token, at):
+        biases = bias(at, slots)
+        return nnx.decoding.attend(token, token, token, at, cache, bias=biases)
+
+    parts = [
+        step(bias, cache, x[:, start:stop], positions[:, start:stop])
+        for start, stop in [(0, 7), *((t, t + 1) for t in range(7, 12))]
+    ]
     assert whole.dtype == dtype
     cached = jnp.concatenate(parts, 1).astype(jnp.float32)
     tolerance = 1e-5 if dtype == jnp.float32 else 2e-2

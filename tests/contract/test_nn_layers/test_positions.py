@@ -185,10 +185,9 @@ def test_yarn_scales_what_is_rotated(settings, factor, float64):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ALL)
-def test_half_precision_is_rounded_once(name, shape, dtype):
-    features, options = SHAPES[shape]
+def test_half_precision_is_rounded_once(name, dtype):
+    features, options = SHAPES["part of neighbours"]
     rope = nnx.RoPE(scaling=ALL[name], **options)
     x = random(300, features).astype(dtype)
     y, full = rope(x), rope(x.astype(jnp.float32))
@@ -213,36 +212,14 @@ def test_tables_hold_what_a_call_computes(name, shape):
         table(jnp.ones((2, 8)))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_positions_apart_from_the_tables_turn_alike(name):
-    settings = {"scaling": ALL[name], "seq_len": 40}
-    table = nnx.RoPE(embedding_size=SIZE, max_seq_len=50, **settings)
-    x = random(9, SIZE)
-    np.testing.assert_allclose(table(x), table(x, jnp.arange(9)), rtol=1e-6, atol=1e-6)
-
-
 # ------------------------------------------------------------------- lengths that count
 
 
-@pytest.mark.parametrize("name", sorted(DEPENDS_ON_LENGTH))
-def test_the_length_of_a_sequence_is_its_own(name):
-    rope, x = nnx.RoPE(scaling=ALL[name]), random(3, 6, SIZE)
+def test_the_length_of_a_sequence_is_its_own():
+    rope, x = nnx.RoPE(scaling=SCALINGS["dynamic"]), random(3, 6, SIZE)
     positions = jnp.asarray(np.arange(6) + np.array([[0], [30], [90]]))
-    y = rope(x, positions)
     alone = [rope(x[row], positions[row]) for row in range(3)]
-    mapped = jax.vmap(rope)(x, positions)
-    np.testing.assert_allclose(y, jnp.stack(alone), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(y, mapped, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", sorted(DEPENDS_ON_LENGTH))
-def test_a_step_turns_by_its_length_so_far(name, float64):
-    rope, x = nnx.RoPE(scaling=ALL[name]), random(1, 48, SIZE, dtype=float)
-    step = nnx.jit(lambda rope, x, position: rope(x, position))
-    for t in (0, 30, 31, 32, 33, 47):
-        y = step(rope, x[:, t : t + 1], jnp.array([[t]]))
-        expected = rotated(x[:, t : t + 1], [[t]], *turns_of(name, t + 1))
-        np.testing.assert_allclose(y, expected, **EXACT)
+    np.testing.assert_allclose(rope(x, positions), jnp.stack(alone), 1e-6, 1e-6)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -294,26 +271,13 @@ def test_keys_turn_by_the_length_of_the_queries(name, positions):
 # ------------------------------------------------------------------- in transforms
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ALL)
-def test_gradients_turn_back(name, shape, float64):
-    features, options = SHAPES[shape]
-    rope = nnx.RoPE(scaling=ALL[name], **options)
-    x, weights = random(40, features, dtype=float), random(40, features, seed=1)
-    grads = jax.jit(jax.grad(lambda x: (rope(x) * weights).sum()))(x)
-    turns, amplitude = turns_of(name, 40)
-    is_interleaved = options.get("interleaved", False)
-    expected = rotated(weights, np.arange(40), -turns, amplitude, is_interleaved)
-    np.testing.assert_allclose(grads, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_scaling_is_part_of_the_structure(name, mode):
+def test_a_scaling_is_part_of_the_structure(name):
     settings = {"partial_rotary_factor": 0.5, "interleaved": True, "seq_len": 99}
     rope, equal = (nnx.RoPE(scaling=ALL[name], **settings) for _ in range(2))
     traces = []
 
-    @nnx.jit(**mode)
+    @nnx.jit
     def rotate(rope, x):
         traces.append(None)
         return rope(x)

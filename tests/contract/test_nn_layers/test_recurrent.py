@@ -462,16 +462,6 @@ def test_one_network_for_both_directions_is_logged(caplog):
     assert both(drawn(1, 4, 2)).shape == (1, 4, 6)
 
 
-def test_it_may_be_closed_over_and_pickled():
-    both, x = make_both(), drawn(2, 4, 2)
-    expected = both(x)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(both))(x), expected)
-    count = both.rngs.count[...]
-    y = jax.jit(lambda x: both(x))(x)
-    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
-    assert both.rngs.count[...] == count
-
-
 # --------------------------------------------------------------------- several layers
 
 

@@ -9,6 +9,7 @@ import pytest
 import graftree as nnx
 from tests import catalog, tables
 from tests.comparisons import raises, unchanged
+from tests.programs import in_one_program
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(2, 2, 3)
 HALF = jnp.bfloat16
@@ -145,7 +146,8 @@ def test_weights_and_statistics_keep_their_dtype(param_dtype, stats_dtype, dtype
     weights = np.float64(layer.kernel[...])
     model = spectral(layer, dtype=dtype, param_dtype=stats_dtype)
     u = np.float64(model.batch_stats["kernel", "u"][...])
-    assert model(X).shape == (2, 2, 4) and layer.kernel.dtype == param_dtype
+    assert in_one_program(model, X).shape == (2, 2, 4)
+    assert layer.kernel.dtype == param_dtype
     assert model.batch_stats["kernel", "u"].dtype == stats_dtype
     assert model.batch_stats["kernel", "sigma"].dtype == stats_dtype
     expected = power_iteration(weights, u, 1)[0]
@@ -169,7 +171,7 @@ def test_gradient_of_spectral_norm_equals_finite_differences():
 
 
 def test_no_derivative_reaches_the_statistics():
-    grads = jax.grad(lambda m: (m(X) ** 2).sum())(spectral())
+    grads = jax.jit(jax.grad(lambda m: (m(X) ** 2).sum()))(spectral())
     for stat in grads.batch_stats.values():
         np.testing.assert_array_equal(stat[...], 0.0)
 
@@ -413,14 +415,3 @@ def test_weights_of_another_trace_are_left_alone(wrap):
     model, error = wrap(), nnx.errors.TraceContextError
     with unchanged(model), pytest.raises(error, match="Cannot mutate"):
         jax.jit(lambda x: model(x))(X)
-
-
-@both
-def test_lists_of_layers_work_in_every_mode(wrap, mode):
-    model, plain = wrap(two_layers()), wrap(two_layers())
-    call = nnx.jit(lambda m, x: m(x), **mode)
-    for _ in range(3):
-        np.testing.assert_allclose(call(model, X), plain(X), rtol=1e-4, atol=1e-6)
-    expected = catalog.state_of(plain)
-    for path, value in catalog.state_of(model).items():
-        np.testing.assert_allclose(value, expected[path], rtol=1e-4, atol=1e-6)

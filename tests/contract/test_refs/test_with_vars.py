@@ -35,14 +35,6 @@ def increment(variable):
     variable[...] += 1
 
 
-def test_signature_is_that_of_flax():
-    node, *options = inspect.signature(nnx.with_vars).parameters.values()
-    assert node.name == "node" and node.kind is inspect.Parameter.POSITIONAL_ONLY
-    names = [option.name for option in options]
-    assert names == ["hijax", "ref", "mutable", "only", "allow_duplicates"]
-    assert {option.kind for option in options} == {inspect.Parameter.KEYWORD_ONLY}
-
-
 def test_variables_are_converted_and_the_input_stays():
     model = zoo.Parts()
     converted = nnx.with_vars(model, ref=True)
@@ -353,17 +345,6 @@ def test_shared_leaves_are_an_error(make):
     assert arrays["a"] is arrays["b"][0]
 
 
-def test_refs_are_frozen_inside_jit():
-    params = nnx.state(nnx.to_refs(small()), nnx.Param)
-
-    @jax.jit
-    def gradient(params):
-        grads = jax.grad(lambda p: (p.a[...] ** 2).sum())(nnx.to_arrays(params))
-        return grads.a[...]
-
-    assert gradient(params).tolist() == [2.0, 4.0]
-
-
 # ------------------------------------------------------------------- the other names
 
 
@@ -412,13 +393,6 @@ def test_pure_is_as_pure():
     with pytest.warns(DeprecationWarning, match="Use as_pure instead"):
         pure = nnx.pure(nnx.state(nnx.to_refs(small())))
     assert pure["a"].tolist() == [1.0, 2.0] and pure["array"].tolist() == [1.0, 1.0]
-
-
-def test_all_names_are_reached_by_import():
-    from graftree import as_ref_vars, pure, use_refs, vars_as
-
-    again = nnx.as_ref_vars, nnx.pure, nnx.use_refs, nnx.vars_as
-    assert again == (as_ref_vars, pure, use_refs, vars_as)
 
 
 # ------------------------------------------------------------------------------- writes
@@ -557,110 +531,3 @@ def test_an_optimizer_updates_refs_of_lower_precision():
     optimizer.update(variable, nnx.Param(jnp.ones(2, jnp.float32)))
     assert variable[...].dtype == jnp.bfloat16
     assert variable[...].tolist() == [0.0, 0.0]
-
-
-# ------------------------------------------------------------------- what JAX forbids
-
-RETURNED = "mutable array references cannot be returned"
-
-
-def block(value=1.0):
-    return zoo.Box(bn=nnx.Dict(bias=nnx.Param(jnp.array(value), ref=True)))
-
-
-RETURNING = {
-    "jit": lambda: jax.jit(block)(),
-    "jit of what came in": lambda: jax.jit(lambda model: model)(block()),
-    "eval_shape": lambda: jax.eval_shape(block),
-    "cond": lambda: jax.lax.cond(True, block, block),
-    "scan": lambda: jax.lax.scan(lambda c, _: (c, block()), 0, None, length=2),
-}
-
-
-@pytest.mark.parametrize("call", RETURNING.values(), ids=RETURNING)
-def test_returning_a_ref_is_an_error(call):
-    with pytest.raises(ValueError, match=RETURNED):
-        call()
-
-
-def test_passing_what_is_closed_over_is_an_error():
-    captured = block()
-    f = jax.jit(lambda argument: argument.bn.bias[...] + captured.bn.bias[...])
-    with pytest.raises(ValueError, match="was both closed over and passed"):
-        f(captured)
-
-
-def test_a_ref_can_not_be_differentiated():
-    # A TypeError since JAX 0.12.
-    with pytest.raises((TypeError, ValueError)):
-        jax.grad(lambda model: model.bn.bias[...])(block())
-
-
-def test_a_ref_may_be_beside_what_is_differentiated():
-    model, count = nnx.Param(jnp.array(3.0)), nnx.Variable(jnp.array(0), ref=True)
-
-    def loss(model, count):
-        count[...] += 1
-        return model[...] ** 2
-
-    assert jax.grad(loss)(model, count)[...] == 6.0
-    assert count[...] == 1
-
-
-def test_a_ref_as_carry_of_scan_is_an_error():
-    with pytest.raises(ValueError, match="mutable array reference"):
-        jax.lax.scan(lambda carry, _: (carry, None), block(), None, length=2)
-
-
-def test_refs_are_scanned_along_their_first_axis():
-    stack = nnx.Dict(w=nnx.Param(jnp.arange(3.0), ref=True))
-
-    def body(carry, layer):
-        layer.w[...] *= 2
-        return carry + layer.w[...], None
-
-    assert jax.lax.scan(body, 0.0, stack)[0] == 6.0
-    assert stack.w[...].tolist() == [0.0, 2.0, 4.0]
-
-
-def test_a_ref_is_no_array():
-    ref = block().bn.bias.get_raw_value()
-    with pytest.raises(TypeError):
-        jnp.sin(ref)
-
-
-def test_writing_another_shape_or_dtype_into_a_bare_ref_is_an_error():
-    """A Variable takes what arrays take: see above."""
-    ref = nnx.Param(jnp.ones(2), ref=True).get_raw_value()
-    for value, name in ((jnp.ones(3), "shape"), (jnp.array([1, 2]), "dtype")):
-        with pytest.raises(ValueError, match=f"Invalid {name} for `swap`"):
-            ref[...] = value
-    assert ref[...].tolist() == [1.0, 1.0]
-
-
-def test_a_batched_write_to_an_unbatched_ref_is_an_error():
-    count = nnx.Variable(jnp.array(0.0), ref=True)
-
-    def f(x):
-        count[...] = x
-
-    with pytest.raises(Exception, match="batched"):
-        jax.vmap(f)(jnp.arange(3.0))
-
-
-CLOSURES = {
-    "jit": lambda f: jax.jit(f)(),
-    "scan": lambda f: jax.lax.scan(lambda c, _: f() or (c, None), 0, length=1),
-    "while": lambda f: jax.lax.while_loop(lambda i: i < 1, lambda i: f() or i + 1, 0),
-}
-
-
-@pytest.mark.parametrize("call", CLOSURES.values(), ids=CLOSURES)
-def test_what_is_closed_over_is_read_and_written(call):
-    model = block(1.0)
-
-    def double():
-        model.bn.bias[...] *= 2
-
-    call(double)
-    assert model.bn.bias[...] == 2.0

@@ -244,18 +244,6 @@ def test_options_may_come_before_the_function(name):
     assert late.__wrapped__ is f
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_first_parameter_is_the_function_and_options_are_keywords(name):
-    transform = getattr(nnx, name)
-    first, *rest = inspect.signature(transform).parameters.values()
-    assert first.name == ("fun" if name in ("jit", "custom_vjp") else "f")
-    assert first.kind is first.POSITIONAL_OR_KEYWORD
-    positional = {"vjp": ("primals",), "jvp": ("primals", "tangents")}.get(name, ())
-    for parameter in rest:
-        is_keyword = parameter.kind is parameter.KEYWORD_ONLY
-        assert is_keyword or parameter.name in positional
-
-
 @cases(without=("transform_metadata",))
 def test_modes_are_options_of_every_transform(case):
     parameters = inspect.signature(getattr(nnx, case.row.transform)).parameters
@@ -385,38 +373,6 @@ def test_scan_carries_and_scans_models():
     assert type(model) is nnx.Linear and np.allclose(y, x, atol=1e-6)
 
 
-@pytest.mark.parametrize("loop", ["while", "fori"])
-def test_loops_carry_models(loop):
-    def step(model):
-        model.bias[...] += 1
-        return model
-
-    model = linear()
-    if loop == "while":
-        out = jax.lax.while_loop(lambda m: m.bias[0] < 3, step, model)
-    else:
-        out = jax.lax.fori_loop(0, 3, lambda i, m: step(m), model)
-    assert flat(out.bias) == [3.0, 3.0] and flat(model.bias) == [0.0, 0.0]
-
-
-def test_cond_takes_models():
-    model = linear()
-    y = jax.lax.cond(True, lambda m: m(ROWS), lambda m: ROWS, model)
-    assert np.allclose(y, expected(model))
-
-
-def test_eval_shape_gives_an_abstract_model():
-    out = jax.eval_shape(lambda m: jax.tree.map(lambda x: x[None], m), linear())
-    assert out.kernel.get_value() == jax.ShapeDtypeStruct((1, 2, 2), jnp.float32)
-
-
-def test_checkpoint_recomputes_and_gives_the_same_gradient():
-    loss = jax.checkpoint(lambda m, x: jnp.tanh(m(x)).sum())
-    plain = jax.grad(lambda m: jnp.tanh(m(ROWS)).sum())(linear())
-    grads = jax.grad(loss)(linear(), ROWS)
-    assert np.allclose(grads.kernel[...], plain.kernel[...], atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "transform", [jax.jit, jax.checkpoint, functools.partial(jax.vmap, in_axes=0)]
 )
@@ -491,14 +447,6 @@ def test_merged_model_is_written_under_scan(split_net, eager):
     check(eager, values, new_rest, rest)
 
 
-@pytest.mark.parametrize("transform", [jax.checkpoint, jax.jit])
-def test_merged_model_is_written_under_checkpoint_and_jit(transform, split_net, eager):
-    graphdef, params, rest = split_net
-    forward = transform(functools.partial(run, graphdef))
-    (value, new_rest), _ = jax.value_and_grad(forward, has_aux=True)(params, rest)
-    check(eager, [value], new_rest, rest)
-
-
 def test_merged_model_trains_as_the_object_does(split_net):
     graphdef, params, rest = split_net
     mean_square = lambda y: (y**2).mean()  # noqa: E731
@@ -524,16 +472,3 @@ def test_merged_model_trains_as_the_object_does(split_net):
     merged = nnx.merge(graphdef, params, rest)
     assert np.allclose(merged.linear.kernel[...], net.linear.kernel[...], atol=1e-5)
     assert np.allclose(merged.norm.var[...], net.norm.var[...], atol=1e-5)
-
-
-def test_objects_made_inside_are_written_inside():
-    @jax.jit
-    def f(x):
-        model = zoo.Box(w=nnx.Param(x))
-        model.w[...] *= 2
-        model.inner = zoo.Box(k=3)
-        return model
-
-    out = f(jnp.ones(2))
-    out.w[...] += 1
-    assert flat(out.w) == [3.0, 3.0] and out.inner.k == 3

@@ -7,7 +7,6 @@ other than transforms do in each mode, is tested in ``test_graph_state/test_upda
 """
 
 import contextlib
-import importlib
 
 import jax.numpy as jnp
 import pytest
@@ -154,14 +153,6 @@ def test_flags_are_the_default_of_all_threads(flag):
     assert seen == [TREE if flag == "nnx_graph_mode" else GRAPH] * 2 + [GRAPH_UPDATES]
 
 
-def test_decorated_functions_make_transforms_of_their_mode():
-    @nnx.set_graph_mode(False)
-    def inside():
-        return observe(nnx.jit, {})
-
-    assert inside() == TREE and observe(nnx.jit, {}) == GRAPH_UPDATES
-
-
 # --------------------------------------------------- transforms without graph updates
 
 REFUSED = {
@@ -186,12 +177,6 @@ def test_they_run_without_graph_updates(value_mode, name):
     REFUSED[name][1](**value_mode)
     with default(value_mode):
         REFUSED[name][1]()
-
-
-def test_message_of_make_jaxpr():
-    message = "nnx.make_jaxpr does not support graph_updates=True."
-    with pytest.raises(ValueError, match=message):
-        nnx.make_jaxpr(jnp.sum)(X)
 
 
 def test_cached_partial_needs_graph_updates(value_mode):
@@ -244,61 +229,7 @@ def test_keywords_beat_compat():
         nnx.compat.jit(lambda m: None, graph=False)(tied)
 
 
-@pytest.mark.parametrize("name", ["vjp", "jvp"])
-def test_compat_of_transforms_without_graph_updates_raises(name):
-    args = (X,) if name == "vjp" else ((X,), (X,))
-    with pytest.raises(NotImplementedError):
-        getattr(nnx.compat, name)(jnp.sum, *args)
-
-
 # -------------------------------------------------------------------------------- paths
-
-PATHS = {
-    "transforms.autodiff": "DiffState grad value_and_grad vjp jvp custom_vjp remat",
-    "transforms.compilation": "jit jit_partial shard_map StateSharding",
-    "transforms.iteration": "StateAxes Carry vmap pmap scan while_loop fori_loop"
-    " transform_metadata",
-    "transforms.transforms": "eval_shape cond switch checkify",
-    "extract": "to_tree from_tree NodeStates",
-    "graphlib": "GraphDef State flatten unflatten split merge update",
-    "graph": "GraphDef State flatten unflatten split merge update",
-    "variablelib": "Variable Param var_defaults",
-    "spmd": "PARTITION_NAME",
-}
-# Names that are not in the public namespace.
-MORE = {
-    "transforms.compilation": "JitWrapped Compiled Lowered Traced Stage"
-    " SimpleJitWrapped SimpleCompiled SimpleLowered SimpleTraced",
-    "transforms.transforms": "resolve_kwargs",
-    "transforms.general": "split_inputs merge_inputs",
-    "extract": "PrefixMapping check_consistent_aliasing",
-    "graphlib": "RefMap NoUpdate ArrayRefOutput",
-    "variablelib": "VarDefaults is_array_ref",
-    "spmd": "add_axis remove_axis",
-}
-
-
-@pytest.mark.parametrize("path", {**PATHS, **MORE})
-def test_names_are_found_under_their_older_paths(path):
-    module = importlib.import_module(f"graftree.{path}")
-    inner = nnx
-    for part in path.split("."):
-        inner = getattr(inner, part)
-    for name in PATHS.get(path, "").split():
-        assert getattr(inner, name) is getattr(module, name) is getattr(nnx, name)
-    for name in MORE.get(path, "").split():
-        assert getattr(inner, name) is getattr(module, name)
-
-
-def test_top_level_has_all_names_of_transforms():
-    names = (
-        "jit jit_partial cached_partial grad value_and_grad vjp jvp custom_vjp remat"
-        " vmap pmap shard_map scan while_loop fori_loop cond switch checkify eval_shape"
-        " make_jaxpr DiffState StateSharding StateAxes Carry NodeStates to_tree"
-        " from_tree prefix transform_metadata compat set_graph_mode set_graph_updates"
-        " update_context split_context merge_context"
-    )
-    assert not [name for name in names.split() if not hasattr(nnx, name)]
 
 
 def test_stages_are_instances_of_their_classes():
@@ -311,10 +242,6 @@ def test_stages_are_instances_of_their_classes():
         for name, stage in zip(names, stages, strict=True):
             assert isinstance(stage, getattr(compilation, prefix + name))
         assert flat(stages[-1](Parts(), X)) == [10.0, 40.0]
-
-
-def test_partition_name_is_the_metadata_key():
-    assert nnx.spmd.PARTITION_NAME == nnx.PARTITION_NAME == "partition_name"
 
 
 # --------------------------------------------------------------- what is set for a time
@@ -420,17 +347,3 @@ def test_arguments_beat_defaults():
         assert nnx.Param(jnp.ones(2), ref=False).ref is False
         with nnx.var_defaults(ref=False):
             assert nnx.Param(jnp.ones(2)).ref is False
-
-
-@pytest.mark.parametrize(
-    ("use", "using", "name"),
-    [(nnx.use_refs, nnx.using_refs, "ref"), (nnx.use_hijax, nnx.using_hijax, "hijax")],
-)
-def test_older_names_set_the_same_defaults(use, using, name):
-    with use(True):
-        assert nnx.var_defaults()[name]
-        assert getattr(nnx.Variable(jnp.ones(2)), name)
-    assert not nnx.var_defaults()[name]
-    with nnx.var_defaults(**{name: True}):
-        assert using() is True
-    assert use(True)(lambda: nnx.Variable(jnp.ones(2)))().get_metadata(name)

@@ -70,11 +70,6 @@ def test_object_made_inside_a_trace_holds_its_arrays_as_data():
     assert shape.x.shape == (3,)
 
 
-def test_list_of_tracers_is_refused_inside_a_trace():
-    with pytest.raises(ValueError, match="Found data on value of type"):
-        jax.jit(lambda x: Node(x=[x]))(1.0)
-
-
 def test_has_data_lists_what_it_finds():
     inner, array = Node(a=jnp.ones(2)), jnp.ones(2)
     found = nnx.has_data([1, {"a": inner}, (array, "x")])
@@ -141,25 +136,18 @@ def test_attributes_put_into_vars_get_their_status_in_the_end():
     assert status(direct, "a") is True and status(direct, "b") is False
 
 
-def test_replacing_a_variable_by_an_array_replaces_the_variable():
-    variable = nnx.Param(jnp.ones(2))
-    box = Node(x=variable)
-    with pytest.warns(nnx.errors.ReplacedVariableWarning):
-        box.x = jnp.zeros(2)
-    assert isinstance(box.x, jax.Array) and variable[...].tolist() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize("array", [np.zeros(2), jnp.zeros(2)])
-@pytest.mark.parametrize("kind", [nnx.Param, nnx.BatchStat, nnx.LoRAParam])
 @pytest.mark.parametrize("make", [Node, nnx.Dict, lambda w: nnx.List([w])])
-def test_an_array_in_the_place_of_a_variable_gives_a_warning(make, kind, array):
-    obj = make(w=kind(jnp.ones(2)))
+def test_an_array_in_the_place_of_a_variable_replaces_it_with_a_warning(make, array):
+    variable = nnx.BatchStat(jnp.ones(2))
+    obj = make(w=variable)
     name = "0" if isinstance(obj, nnx.List) else "w"
     with pytest.warns(nnx.errors.ReplacedVariableWarning) as caught:
         setattr(obj, name, array)
+    assert vars(obj)[name] is array and variable[...].tolist() == [1.0, 1.0]
     assert [x.filename for x in caught] == [__file__]
     text = str(caught[0].message)
-    assert f"{type(obj).__name__}.{name} was a {kind.__name__}" in text
+    assert f"{type(obj).__name__}.{name} was a BatchStat" in text
     assert all(x in text for x in (f"{name}[...] = x", "nnx.data(x)", "embed.attend"))
 
 
@@ -185,12 +173,6 @@ def test_class_attributes_are_no_part_of_the_tree():
         table = nnx.Param(jnp.ones(2))
 
     assert jax.tree.leaves(Shared()) == [] and len(nnx.state(Shared())) == 0
-
-
-def test_data_attribute_accepts_anything():
-    box = Node(x=nnx.data("text"))
-    box.x = ["hi", jnp.ones(2)]
-    assert len(jax.tree.leaves(box)) == 2
 
 
 def test_opaque_objects_are_static():
@@ -550,24 +532,12 @@ def test_names_in_subclasses_of_variables_are_free(way):
 
 
 def test_older_slots_can_be_read_and_written():
-    v = nnx.Param(jnp.ones(2), tag="x")
-    v._raw_value = jnp.zeros(2)
-    assert v[...].tolist() == [0.0, 0.0] and v._raw_value is v.get_raw_value()
-    v._var_metadata["tag"] = "y"
-    v._var_metadata.update(other=1)
-    assert v.tag == "y" and dict(v._var_metadata) == v.get_metadata()
-    del v._var_metadata["other"]
-    assert not v.has_metadata("other")
-    v._var_metadata = {**v._var_metadata, "tag": "z"}
-    assert v.tag == "z" and len(v._var_metadata) == 4
-
-
-def test_writes_to_older_slots_are_structure_where_they_are():
     m = nnx.Dict(v=nnx.Param(jnp.ones(2), tag="x"))
     seen = nnx.jit(lambda m: m["v"][...] * len(m["v"].tag))
     assert [seen(m).sum().item() for _ in range(3)] == [2.0] * 3
     m["v"]._var_metadata["tag"] = "long"
     m["v"]._raw_value = jnp.ones(3)
+    assert m["v"]._raw_value is m["v"].get_raw_value()
     assert seen(m).tolist() == [4.0] * 3
 
 

@@ -392,9 +392,6 @@ def test_what_is_made_of_it_is_sorted(order):
 
 WAYS = {
     "jit": lambda f, mode: nnx.jit(f, **mode),
-    "grad": lambda f, mode: nnx.value_and_grad(f, **mode),
-    "vmap": lambda f, mode: nnx.vmap(f, in_axes=None, axis_size=2, **mode),
-    "remat": lambda f, mode: nnx.remat(f, **mode),
     "nested": lambda f, mode: nnx.jit(nnx.value_and_grad(f, **mode), **mode),
     "jax.jit": lambda f, _: jax.jit(f),
     "functional": lambda f, _: (

@@ -22,11 +22,6 @@ def test_get_metadata_gives_a_fresh_dict():
     assert variable.tag == "x"
 
 
-def test_required_entries_can_be_left_out():
-    assert tagged().get_metadata(exclude_required=True) == {"tag": "x"}
-    assert len(tagged().get_metadata(exclude_required=False)) == 4
-
-
 def test_one_entry_can_be_read():
     variable = tagged()
     assert variable.get_metadata("tag") == "x"

@@ -94,13 +94,6 @@ def test_sow_can_be_switched_off_outside_a_capture(way):
     assert not hasattr(module, "x") and not hasattr(module, "p")
 
 
-@quiet
-def test_sow_propagates_out_of_jit_with_graph_updates():
-    module = nnx.Module()
-    nnx.jit(lambda m: m.sow(nnx.Intermediate, "x", jnp.array(1.0)))(module)
-    assert module.x.get_value()[0] == 1.0
-
-
 # -------------------------------------------------------------------------- perturb
 
 

@@ -329,21 +329,6 @@ def test_objects_of_an_outer_trace_are_protected_from_an_inner_one():
         jax.jit(write)(1.0)
 
 
-def test_merged_and_unflattened_objects_belong_to_the_trace():
-    graphdef, state = nnx.split(box())
-
-    @jax.jit
-    def f(state):
-        model = nnx.merge(graphdef, state)
-        model.array[...] += 1
-        model.bare = model.bare + 1
-        mapped = jax.tree.map(lambda x: x, model)
-        mapped.array[...] += 1
-        return mapped.array[...]
-
-    assert f(state).tolist() == [2.0, 2.0]
-
-
 @tables.cases("transform, expected", ("jit", 1.0), ("scan", 2.0), ("checkpoint", 1.0))
 def test_ref_backed_variables_may_be_written_from_inside(transform, expected):
     count = nnx.Variable(jnp.array(0.0), ref=True)
@@ -486,17 +471,6 @@ def test_objects_that_refuse_it_stay_as_they_are(write):
     with pytest.raises(RuntimeError, match="Cannot mutate"):
         write(model)
     assert outcome(model) == before
-
-
-@pytest.mark.parametrize("write", OWN_WRITES.values(), ids=OWN_WRITES)
-def test_the_check_of_the_base_class_is_that_of_the_trace(write):
-    model = family(lambda self, told: nnx.Module._check_valid_context(self, told))()
-    before = outcome(model)
-    with pytest.raises(TraceContextError, match="Cannot mutate"):
-        in_a_trace(write, model)
-    assert outcome(model) == before
-    write(model)
-    assert outcome(model) != before
 
 
 def test_a_check_may_come_and_go():

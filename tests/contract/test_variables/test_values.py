@@ -47,12 +47,6 @@ def test_containers_are_rebuilt_and_leaves_kept():
     assert read["a"][0] is leaf
 
 
-def test_writing_into_a_read_container_does_not_change_the_variable():
-    variable = nnx.Variable({"a": 1})
-    variable.get_value()["a"] = 2
-    assert variable.get_value() == {"a": 1}
-
-
 def test_dict_values_keep_their_order_and_may_have_keys_of_all_types():
     stored = {"b": 1, "a": 2, 3: 4}
     assert list(nnx.Variable(stored).get_value()) == ["b", "a", 3]
@@ -270,12 +264,6 @@ def test_calling_calls_the_value():
     assert nnx.Variable(lambda x, y: x - y)(5, y=3) == 2
 
 
-def test_jax_and_numpy_functions_take_variables():
-    variable = nnx.Param(jnp.arange(3.0))
-    assert jnp.sum(variable) == 3.0 == np.asarray(variable).sum()
-    assert jax.jit(jnp.sum)(variable[...]) == 3.0
-
-
 # ------------------------------------------------------------------------ operators
 
 
@@ -284,28 +272,20 @@ def operators(names):
 
 
 BINARY = [divmod, *operators("add sub mul truediv floordiv mod pow eq ne lt le gt ge")]
-BITS = operators("lshift rshift and_ or_ xor")
+OF_BITS = operators("lshift rshift and_ or_ xor")
 
 
 def same(a, b):
     return jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
-@pytest.mark.parametrize("op", BINARY, ids=lambda op: op.__name__)
+@pytest.mark.parametrize("op", BINARY + OF_BITS, ids=lambda op: op.__name__)
 def test_binary_operators_act_on_the_values(op):
-    x, y = jnp.array([5.0, 3.0]), jnp.array([2.0, 4.0])
+    dtype = int if op in OF_BITS else float
+    x, y = jnp.array([5, 3], dtype), jnp.array([2, 4], dtype)
     want, a, b = op(x, y), nnx.Param(x), nnx.Cache(y)
     for got in (op(a, y), op(x, b), op(a, b)):
         assert same(got, want) and not isinstance(got, nnx.Variable)
-
-
-@pytest.mark.parametrize("op", BITS, ids=lambda op: op.__name__)
-def test_bit_operators_act_on_the_values(op):
-    x, y = jnp.array([5, 3]), jnp.array([2, 4])
-    for got in (op(nnx.Param(x), y), op(x, nnx.Param(y)), op(nnx.Param(6), 2)):
-        assert not isinstance(got, nnx.Variable)
-    assert same(op(nnx.Param(x), nnx.Param(y)), op(x, y))
-    assert op(nnx.Param(6), 2) == op(6, 2) and op(6, nnx.Param(2)) == op(6, 2)
 
 
 def test_matmul_acts_on_the_values():
@@ -314,10 +294,11 @@ def test_matmul_acts_on_the_values():
     assert (np.ones((2, 3), np.float32) @ nnx.Param(y)).shape == (2, 4)
 
 
-@pytest.mark.parametrize("op", BINARY, ids=lambda op: op.__name__)
+@pytest.mark.parametrize("op", BINARY + OF_BITS, ids=lambda op: op.__name__)
 def test_python_scalars_are_promoted_as_by_python(op):
-    assert op(nnx.Param(7), 2.5) == op(7, 2.5)
-    assert op(2.5, nnx.Param(7)) == op(2.5, 7)
+    other = 2 if op in OF_BITS else 2.5
+    assert op(nnx.Param(7), other) == op(7, other)
+    assert op(other, nnx.Param(7)) == op(other, 7)
 
 
 def test_unary_operators_act_on_the_value():
