@@ -16,7 +16,7 @@ import jax
 import jax.core
 
 # The loss without some names, in words for users: the names. Above each, their purpose,
-# and what serves it instead; `docs/look_up/design.md` has the gains.
+# and what serves it instead; ``python -m benchmarks.names`` shows the gains.
 _LOSSES = {
     # The token of the innermost trace; else get_opaque_trace_state gives it.
     "calls of layers and new Variables take a little longer": (
