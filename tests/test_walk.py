@@ -139,6 +139,7 @@ OPTION = [
     (CODE, "        num_kv_heads: int | None", "        query_gain: float = 1.0,\n"),
     (CODE, "        self.num_kv_heads =", "        self.query_gain = query_gain\n"),
 ]
+PEERS = "tests/nn/test_peer_grid.py"
 BEYOND_PEER = "normalize_qk_axes rope"
 
 
@@ -146,8 +147,8 @@ BEYOND_PEER = "normalize_qk_axes rope"
 def test_an_option_of_attention_touches_its_file_and_the_row_for_the_laws(tree):
     for file, before, text in OPTION:
         insert(tree, file, before, text)
-    said = said_of(tree, LAWS[0], "-k", "MultiHeadAttention and of_the_peer")
-    assert "2 failed" in said
+    said = said_of(tree, PEERS, "-k", "of_the_peer and MultiHeadAttention-0")
+    assert "1 failed" in said and "query_gain" in said
     insert(tree, "tests/catalog.py", BEYOND_PEER, "query_gain ")
     said = said_of(tree, *RULES, *LAWS, "-k", "MultiHeadAttention or row")
     assert re.search(r"^\d+ passed", said, re.MULTILINE), said
