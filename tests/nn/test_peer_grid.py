@@ -38,7 +38,9 @@ class Subject:
                 self.layer = self._construct()
         row = catalog.BY_NAME.get(case.name)
         beyond = row.beyond.split() if row else ()
-        names = [n for n in vars(self.layer) if not n.startswith("_pytree__")]
+        # A function of ours is a wrapper.
+        hidden = "_pytree__", "__wrapped__"
+        names = [n for n in vars(self.layer) if not n.startswith(hidden)]
         self.attributes = [name for name in names if name not in beyond]
         self.created, self.counts = self.state(), self.state(self.rngs)
         if case.prepare is not None:

@@ -159,6 +159,8 @@ def _take_apart(x: Any) -> tuple[Recipe, tuple[Any, ...]] | None:
 
 
 def _partial(kind: Any, function: Any, args: Any, keywords: Any) -> Any:
+    if not callable(function):  # the derivative of an object, a State
+        return types.SimpleNamespace(func=function, args=args, keywords=keywords)
     return kind(function, *args, **keywords)
 
 
