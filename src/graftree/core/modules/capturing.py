@@ -539,11 +539,11 @@ def _to_state(recorded: _Recorded, var_type: type[Variable[Any]]) -> states.Stat
 
 # The calls of bound methods that captures of this thread make, which don't record: for
 # each the object, the function, and the frame around the call.
-class _SeenCalls(threading.local):
+class _UnrecordedCalls(threading.local):
     calls: tuple[tuple[Any, Any, Any], ...] = ()
 
 
-_entries = _SeenCalls()
+_entries = _UnrecordedCalls()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ This is speed and nothing else. The body itself runs
 - while ``graftree_caches`` is off;
 - for layers and settings with code of the user's: functions, hooks of Variables,
   methods of subclasses (`_brings_code`);
-- while a function of JAX that runs in the body is replaced (`jax_functions`);
+- while a function of JAX that runs in the body is replaced, in a trace while any is
+  (`jax_functions`);
 - in view of observers, if parts of the layer are called that they may see;
 - with arguments other than arrays, tuples of arrays, ``None``, booleans, and settings
   by keyword;

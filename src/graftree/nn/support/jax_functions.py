@@ -4,7 +4,8 @@ Libraries that quantize, count or record put functions of their own in place of 
 under the name, as in ``jax.lax.dot_general = ...``, or as the code of the function
 itself. So a layer looks a function up when it calls it, also the default of an argument
 (`current`). A compiled call of a layer runs no function of JAX any more, so it asks
-whether one was replaced that ran when it was traced (`Watch`).
+whether one was replaced that ran when it was traced (`Watch`). In a trace, where a call
+takes longer than to look at all of them, it asks whether any is (`are_as_at_first`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import operator
 import pathlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -148,7 +149,6 @@ class Watch:
     def __init__(self) -> None:
         self._names: list[set[str]] = [set() for _ in _NAMESPACES]
         self._functions: set[Any] = set()
-        self._codes: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._settle()
 
@@ -171,7 +171,6 @@ class Watch:
             if codes is None:
                 self._names = [{*functions} for functions in _FUNCTIONS]
                 self._functions = {*_CODES}
-                self._codes |= {id(code): code for code in _CODES.values()}
             else:
                 self._add(codes)
             self._settle()
@@ -179,13 +178,11 @@ class Watch:
             raise ValueError("A function of JAX is replaced.")
         return output
 
-    def _add(self, codes: dict[int, Any]) -> None:
-        new = [codes[number] for number in codes.keys() - self._codes.keys()]
-        self._codes |= codes
+    def _add(self, codes: Mapping[int, Any]) -> None:
         self._functions |= {x for number in codes for x in _BY_CODE.get(number, ())}
-        ours = [code for code in new if code.co_filename.startswith(_PACKAGE)]
-        names = [_names_in(ours)] * 4
-        names.append(_names_in(new))
+        in_package = [x for x in codes.values() if x.co_filename.startswith(_PACKAGE)]
+        names = [_names_in(in_package)] * 4
+        names.append(_names_in(codes.values()))
         self._names = [
             watched | (read & functions.keys()) | looked_up
             for watched, read, functions, looked_up in zip(
@@ -213,7 +210,7 @@ def _replacements() -> set[int]:
     return {id(code) for code in itertools.compress(codes, are_other)}
 
 
-def _names_in(codes: Sequence[Any]) -> set[str]:
+def _names_in(codes: Collection[Any]) -> set[str]:
     return set[str]().union(*[code.co_names for code in codes])
 
 
