@@ -141,6 +141,18 @@ def test_a_policy_sets_the_dtype_in_which_it_is_read():
     assert CALL(model.blocks, x).dtype == jnp.bfloat16
 
 
+def test_an_ema_keeps_the_bits_and_averages_the_biases():
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    surgery.quantize(model, ...)
+    ema = nnx.EMA(model, 0.75)
+    model.bias[...] += 4.0
+    ema.update(model)
+    averaged = ema.apply_to(model)
+    assert isinstance(averaged.kernel.get_raw_value(), qwix.QArray)
+    assert np.array_equal(averaged.kernel[...], model.kernel[...])
+    assert np.array_equal(averaged.bias[...], [1.0, 1.0, 1.0])
+
+
 @pytest.mark.parametrize("qtype", ["int8", "int4"])
 def test_checkpoints_and_adapters(qtype, tmp_path):
     def build():

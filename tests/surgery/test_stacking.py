@@ -49,6 +49,27 @@ def test_numbers_stay_and_the_way_back_gives_the_same_model():
     model.blocks[0].linear.bias[...] = 1.0  # not read-only
 
 
+def test_a_stack_in_a_stack_is_unstacked_after_the_outer_one():
+    def outer(rngs):
+        inner = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(2)])
+        return nnx.Sequential(nnx.Dict(blocks=inner))
+
+    model = nnx.Dict(outer=nnx.List([outer(nnx.Rngs(seed)) for seed in range(3)]))
+    before = held_by(model)
+    nnx.surgery.stack(model, "outer.*.**.blocks")
+    nnx.surgery.stack(model, "outer")
+    with pytest.raises(ValueError, match=r"blocks is inside the Stack outer,.*3 layers"):
+        nnx.surgery.unstack(model)
+    assert nnx.surgery.unstack(model, "outer") == [("outer",)]
+    nnx.surgery.stack(model, "outer")
+    nnx.surgery.unstack(model, "outer")
+    nnx.surgery.unstack(model)
+    assert held_by(model)[0] == before[0]
+    nnx.surgery.stack(model, "outer")
+    with pytest.raises(ValueError, match="stack the inner ones before the outer one"):
+        nnx.surgery.stack(model, "outer.**.blocks")
+
+
 def test_checkpoints_of_one_form_load_into_the_other(tmp_path):
     listed, stacked = Net(nnx.Rngs(0)), Net(nnx.Rngs(1))
     nnx.surgery.stack(stacked, "blocks")

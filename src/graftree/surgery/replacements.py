@@ -227,9 +227,9 @@ def stack(
         The paths of the Lists.
 
     Raises:
-        ValueError: If nothing is selected, something other than a List of layers, or
-            layers that share Variables; if ``period`` is not positive. Then nothing has
-            changed, nor in the next case.
+        ValueError: If nothing is selected, something other than a List of layers, a
+            List in a `Stack`, or layers that share Variables; if ``period`` is not
+            positive. Then nothing has changed, nor in the next case.
         StateMismatchError: If layers differ in more than values (dtypes included), or
             JAX arrays can't hold these. NumPy arrays and Python numbers become arrays.
         TypeError: If ``model`` or ``where`` have the wrong type.
@@ -251,6 +251,7 @@ def stack(
     settings = {"remat": remat, "unroll": unroll, "axis_name": axis_name}
     paths_by_id = selections.paths_by_id(model)
     shared = {identity for identity, aliases in paths_by_id.items() if len(aliases) > 1}
+    _check_outside_stacks(model, where, "nnx.surgery.stack")
 
     def stack_of(layers: Any) -> Stack[Any]:
         _check_layers(layers, shared, period or 1)
@@ -271,8 +272,8 @@ def unstack(model: Any, where: Any = Stack) -> list[Path]:
         The paths of the Stacks.
 
     Raises:
-        ValueError: If nothing is selected, or something other than a Stack; then
-            nothing has changed.
+        ValueError: If nothing is selected, something other than a Stack, or one inside
+            of another Stack; then nothing has changed.
         TypeError: If ``model`` or ``where`` have the wrong type.
         TraceContextError: If another trace owns an object that would change.
 
@@ -284,7 +285,26 @@ def unstack(model: Any, where: Any = Stack) -> list[Path]:
         >>> len(model.blocks), model.blocks[0].kernel.shape
         (3, (4, 4))
     """
+    _check_outside_stacks(model, where, "nnx.surgery.unstack")
     return replace(model, where, _layers_of)
+
+
+def _check_outside_stacks(model: Any, where: Any, call: str) -> None:
+    """Raises if a selected module is in a Stack, where it stands for several."""
+    selections.check_model(model, call)
+    items = selections.find(model, where, f"{call}: where")
+    selected = {id(x): path for path, x in items}
+    for outer_path, stack in selections.parts_of(model):
+        if not isinstance(stack, Stack):
+            continue
+        for _, x in selections.parts_of(stack):
+            if x is not stack and id(x) in selected:
+                raise ValueError(
+                    f"{call}: {paths.dotted(selected[id(x)])} is inside the Stack "
+                    f"{paths.dotted(outer_path)}, so its arrays hold the values of "
+                    f"{len(stack)} layers.\nUnstack the outer one first; stack the "
+                    "inner ones before the outer one."
+                )
 
 
 def _layers_of(stack: Any) -> containers.List[Any]:

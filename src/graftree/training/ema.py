@@ -104,7 +104,7 @@ class EMA(pytrees.Pytree):
         )
         newest = pure_dicts.as_pure(structure.flatten_up_to(newest))
         values = [
-            jax.tree.map(self._average, variable.get_value(), new)
+            jax.tree.map(self._average, pure_dicts.as_pure(variable), new)
             for variable, new in zip(averages, newest, strict=True)
         ]
         for variable, value in zip(averages, values, strict=True):
@@ -174,7 +174,8 @@ def _copy_variable(path: tuple, leaf: Any) -> Variable:
             f"'{paths.keystr(path)}'.\nUse the `only` filter to select Variables, e.g. "
             "only=nnx.Param."
         )
-    return leaf.copy(value=jax.tree.map(_copy_leaf, leaf.get_value()))
+    # What it stores, which may be read as another value (`surgery.Quantized`).
+    return leaf.copy(value=jax.tree.map(_copy_leaf, pure_dicts.as_pure(leaf)))
 
 
 def _copy_leaf(leaf: Any) -> Any:
