@@ -30,7 +30,7 @@ oldest=$(scripts/find_python.sh oldest 2>/dev/null)
 newest=$(scripts/find_python.sh newest 2>/dev/null)
 scope=${1:-} missing= tests_of_oldest=() tests_of_newest=() chosen=()
 # With these, annotations of shapes are compared with what is passed.
-shapes=(-p tests.shapes src/graftree/nn src/graftree/training tests/contract/test_nn_layers)
+shapes=(-p tests.shapes src/graftree/training tests/contract/test_nn_layers)
 if [ -z "$oldest$newest" ]; then
     stop "it needs Python 3.11 or newer"
 elif [ -z "$oldest" ]; then
@@ -140,7 +140,7 @@ if [ "$scope" = --all ] || [ "${CI:-}" = true ]; then
         "${tests_of_oldest[@]-${of_caches[@]}}"
 fi
 if [ ${#tests_of_oldest[@]} = 0 ]; then
-    run_tests "shapes" "${ends[0]}" "${shapes[@]}"
+    run_tests "shapes" "${ends[0]}" "${shapes[@]}" src/graftree/nn
 fi
 if [ "$scope" = --all ] && [ -n "$newest" ]; then
     # With the compilers of TPUs and GPUs, which need more than a gigabyte. No other
