@@ -26,7 +26,7 @@ import jax
 
 from graftree import _jax
 from graftree.annotations import Path
-from graftree.core import ownership, paths, walks
+from graftree.core import paths, walks
 from graftree.core.graph.graphdefs import GraphState
 from graftree.core.objects import attributes, bookkeeping, callables, pytrees
 from graftree.core.states import flat_states
@@ -171,12 +171,11 @@ def all_in(node: Any) -> list[Any]:
 
 def note_read(node: Any) -> None:
     """Has all writes into a value count as read, where a lost one is reported."""
-    if ownership.unread and ownership.current() is not ownership.no_trace:
-        for x in all_in(node):
-            if isinstance(x, Variable):
-                variables.note_read(x)
-            elif isinstance(x, pytrees.Pytree):
-                pytrees.note_read(x)
+    for x in all_in(node):
+        if isinstance(x, Variable):
+            variables.note_read(x)
+        elif isinstance(x, pytrees.Pytree):
+            pytrees.note_read(x)
 
 
 def items(
@@ -374,22 +373,21 @@ class PytreeMetadata(NamedTuple):
 
 def _flatten_pytree(obj: pytrees.Pytree) -> tuple[list[Child], PytreeMetadata]:
     cls, entries = type(obj), vars(obj)
-    table, state = bookkeeping.table_of(obj), bookkeeping.state_of(obj)
     facts = attributes.facts_of(cls)
     # Classes that are not pytrees are not checked, so there the values decide.
     checked = facts.is_pytree
     try:
-        child_list = [
-            _make_child((key, entries[name], status if checked else None))
-            for name, key, status in table.layout(facts.naming)
-        ]
-    except KeyError:  # one was taken out of `vars`, and another one put there
-        bookkeeping.settle(obj)
-        return _flatten_pytree(obj)
-    return child_list, PytreeMetadata(cls, table, *state.flags)
-
-
-_TABLE = bookkeeping.NAMES[0]
+        table, state = entries[bookkeeping.NODES], entries[bookkeeping.STATE]
+        if len(entries) == table.size + len(bookkeeping.NAMES):
+            child_list = [
+                _make_child((key, entries[name], status if checked else None))
+                for name, key, status in table.layout(facts.naming)
+            ]
+            return child_list, PytreeMetadata(cls, table, *state.flags)
+    except KeyError:
+        pass  # one was taken out of `vars`, and another one put there
+    bookkeeping.settle(obj)
+    return _flatten_pytree(obj)
 
 
 # The constructor of a named tuple is a Python function, which would cost as much as
@@ -398,16 +396,22 @@ _make_child = functools.partial(tuple.__new__, Child)
 
 
 def _create_pytree(metadata: PytreeMetadata) -> Any:
-    kind, table, *flags = metadata
-    return pytrees.rebuild(kind, {_TABLE: table}, flags)
+    cls, table, *flags = metadata
+    obj = object.__new__(cls)
+    entries = vars(obj)
+    entries[bookkeeping.NODES] = table
+    entries[bookkeeping.STATE] = bookkeeping.PytreeState(*flags)
+    return obj
 
 
 def _fill_pytree(
     obj: Any, metadata: PytreeMetadata, _: Sequence[Any], values: Sequence[Any]
 ) -> None:
     # New, so there is nothing to version. The layout has the order of the keys.
-    names = metadata.table.getters(attributes.facts_of(metadata.type).naming)[0]
-    vars(obj).update(zip(names, values, strict=True))
+    layout = metadata.table.layout(attributes.facts_of(metadata.type).naming)
+    entries = vars(obj)
+    for (name, _, _), value in zip(layout, values, strict=True):
+        entries[name] = value
 
 
 def _refill_pytree(

@@ -295,8 +295,8 @@ class Pytree(
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         table, state = bookkeeping.table_of(self), bookkeeping.state_of(self)
-        entries = {_NODES: table}
-        copied = rebuild(type(self), entries, state.flags)
+        copied: Any = object.__new__(type(self))
+        copied.__dict__.update({_NODES: table, _STATE: PytreeState(*state.flags)})
         # In `memo` before its attributes are copied: they may refer back to it.
         memo[id(self)] = copied
         for name, value in bookkeeping.attribute_items(self):
@@ -398,15 +398,6 @@ def touch(obj: Any) -> None:
 # Functions for the rest of core, which bypass __setattr__. Where they write into
 # `obj.__dict__`, `obj` is `Any`: pyright confuses the `__dict__` of an instance of a
 # class that has a metaclass with the read-only one of the class.
-
-
-def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
-    """Makes an object of the current trace from its ``vars``, without ``__init__``."""
-    obj = object.__new__(cls)
-    attribute_dict = obj.__dict__
-    attribute_dict.update(entries)
-    attribute_dict[_STATE] = PytreeState(*flags)
-    return obj
 
 
 def store_attribute(obj: Any, name: str, value: Any, status: bool) -> None:
