@@ -225,7 +225,7 @@ class _Flattener:
             outer = self.outer.get(id(x), _NOT_OUTSIDE)[1]
             if kind is Leaf.REF:
                 return graphdefs.ArrayRefDef(index, outer)
-            if kind is Leaf.VARIABLE:
+            if not isinstance(kind, GraphKind):
                 entries, raw = variables.metadata_of(x), variables.raw_value_of(x)
                 if not entries.is_fixed:
                     entries = entries.snapshot()
@@ -392,7 +392,7 @@ class Builder:
                     MISSING if spec.outer_index is None else self._existing_object(spec)
                 )
                 if obj is MISSING:
-                    kind: Any = nodes.kind_of_type(spec.type)
+                    kind: Any = nodes.KINDS[spec.type]
                     obj = kind.create_empty(spec.metadata)
                 self.built[spec.index] = obj
         for index, position, field in fields:
@@ -412,7 +412,7 @@ class Builder:
                 by_position = dict(zip(order, values, strict=True))
                 values = [by_position[position] for position in range(len(values))]
             return jax.tree.unflatten(treedef, values)
-        kind: Any = nodes.kind_of_type(spec.type)
+        kind: Any = nodes.KINDS[spec.type]
         if spec.index is None:
             return kind.unflatten([*zip(spec.keys, values, strict=True)], spec.metadata)
         obj = self.built[spec.index]
@@ -440,7 +440,8 @@ class Builder:
         if variable is MISSING:
             variable = leaf
             if isinstance(leaf, Variable) and not self.takes_raw:
-                variables.take_over(leaf)
+                if type(variables.owner_of(leaf)) is ownership.RebuiltArguments:
+                    variables.take_over(leaf)
             elif self.recreate_variables:
                 variable = make_variable(field, leaf)
         elif leaf is not KEEP:

@@ -34,7 +34,7 @@ from graftree.core.variables.variables import Variable
 def flatten(
     node: Any, graph: bool | None, function: str
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """Returns the skeleton of an object or container, and its leaves; kept ones, if any.
+    """Returns the skeleton of an object or container, and its leaves; if kept, those.
 
     Does as `flattening.flatten`. The second call for an object keeps the skeleton.
     """

@@ -106,31 +106,15 @@ class StaticElem(NamedTuple):
 
 
 _registered: dict[type, GraphKind | TreeKind] = {}
-# The kind of each type's values, for types that were looked up; not of tracers, since
-# arrays and refs may share their type.
-KINDS: dict[type, Kind] = {}
 
 
-LEAF_TYPES = walks.ByType(lambda kind: isinstance(kind_of_type(kind), Leaf))
-"""The types of values that are not nodes."""
+class _Kinds(dict[type, Kind]):
+    """The kind of each type's values, looked up in C after the first time."""
 
-
-def kind_of(x: Any) -> Kind:
-    """Returns the kind of a value."""
-    kind = KINDS.get(type(x))
-    if kind is not None:
-        return kind
-    if isinstance(x, _jax.Tracer):
-        return Leaf.REF if _jax.is_ref(x) else Leaf.ARRAY
-    return kind_of_type(type(x))
-
-
-def kind_of_type(cls: type) -> Kind:
-    """Returns the kind of a type's instances (for tracers: of traced arrays)."""
-    kind = KINDS.get(cls)
-    if kind is None:
+    def __missing__(self, cls: type) -> Kind:
+        kind: Kind
         if issubclass(cls, _jax.Tracer):
-            return Leaf.ARRAY
+            return Leaf.ARRAY  # not kept: refs may have the same type
         if cls in _registered:
             kind = _registered[cls]
         elif issubclass(cls, pytrees.Pytree):
@@ -149,8 +133,23 @@ def kind_of_type(cls: type) -> Kind:
             kind = _OTHER
         else:
             kind = Leaf.STATIC
-        KINDS[cls] = kind
-    return kind
+        self[cls] = kind
+        return kind
+
+
+KINDS = _Kinds()
+LEAF_TYPES = walks.ByType(lambda kind: isinstance(KINDS[kind], Leaf))
+"""The types of values that are not nodes."""
+
+
+def kind_of(x: Any) -> Kind:
+    """Returns the kind of a value."""
+    kind = KINDS.get(type(x))
+    if kind is not None:
+        return kind
+    if isinstance(x, _jax.Tracer):
+        return Leaf.REF if _jax.is_ref(x) else Leaf.ARRAY
+    return KINDS[type(x)]
 
 
 def children(x: Any) -> list[Child]:
@@ -233,7 +232,7 @@ def is_node_leaf(x: Any) -> bool:
 
 def is_node_type(kind: type) -> bool:
     """Whether the instances of a type are nodes."""
-    return not isinstance(kind_of_type(kind), Leaf)
+    return not isinstance(KINDS[kind], Leaf)
 
 
 def is_pytree_node(x: Any, *, check_graph_registry: bool = True) -> bool:
@@ -257,7 +256,7 @@ def get_node_impl(x: Any) -> GraphKind | TreeKind | None:
 
 def get_node_impl_for_type(cls: type) -> GraphKind | TreeKind | None:
     """Returns the functions for instances of a type; ``None`` if they are not nodes."""
-    kind = kind_of_type(cls)
+    kind = KINDS[cls]
     return None if isinstance(kind, Leaf) else kind
 
 
@@ -409,9 +408,8 @@ def _fill_pytree(
 ) -> None:
     # New, so there is nothing to version. The layout has the order of the keys.
     layout = metadata.table.layout(attributes.facts_of(metadata.type).naming)
-    entries = vars(obj)
-    for (name, _, _), value in zip(layout, values, strict=True):
-        entries[name] = value
+    names = [name for name, _, _ in layout]
+    vars(obj).update(zip(names, values, strict=True))
 
 
 def _refill_pytree(

@@ -602,17 +602,15 @@ def _register(cls: type[Pytree]) -> None:
     hooks.class_defined.call(cls)
 
 
-def _getters(cls: type, table: AttributeTable) -> Any:
-    return table.getters(_facts_of(cls).naming)
-
-
 def _flatten(obj: Any) -> Any:
     if ownership.unread and ownership.current() is not ownership.no_trace:
         note_read(obj)
     entries = obj.__dict__
     try:
         table, state = entries[_NODES], entries[_STATE]
-        _, data_of, statics_of, _ = table.cached_getters or _getters(type(obj), table)
+        _, data_of, statics_of, _ = table.cached_getters or table.getters(
+            _facts_of(type(obj)).naming
+        )
         if len(entries) == table.size + 2:
             values = statics_of(entries)
             if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
@@ -662,7 +660,8 @@ def _flatten_with_keys(obj: Any) -> Any:
 
 def _unflatten(cls: type, aux: Any, children: Any) -> Any:
     table, (kinds, statics), flags = aux
-    names, _, _, in_order = table.cached_getters or _getters(cls, table)
+    getters = table.cached_getters or table.getters(_facts_of(cls).naming)
+    names, _, _, in_order = getters
     obj: Any = object.__new__(cls)
     entries = obj.__dict__
     entries[_NODES] = table

@@ -571,9 +571,7 @@ def check_owned(variable: Variable[Any], path: str = "") -> None:
 
 def take_over(variable: Variable[Any]) -> None:
     """Treats an argument that JAX rebuilt as one of the program's own objects."""
-    owner = owner_of(variable)
-    if type(owner) is ownership.RebuiltArguments:
-        _set_owner(variable, ownership.token_of(owner))
+    _set_owner(variable, ownership.token_of(owner_of(variable)))
 
 
 def note_read(variable: Variable[Any]) -> None:
