@@ -84,16 +84,11 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     return frame.f_locals
 
 
-def references(obj: Any) -> int:
-    """Counts the references to an object, to be compared with other counts.
-
-    It serves `vars(obj)` whose writes give versions. Without it there are more than any
-    count, no write gives a version, and such objects are compared at each call.
-    """
-    return _count(obj)
-
-
-_count: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: sys.maxsize)
+# Counts the references to an object, to be compared with other counts.
+#
+# It serves `vars(obj)` whose writes give versions. Without it there are more than any
+# count, no write gives a version, and such objects are compared at each call.
+references: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: sys.maxsize)
 
 
 def recorded(function: Callable[[], Any]) -> tuple[Any, dict[int, CodeType] | None]:

@@ -374,7 +374,7 @@ class Registry(Mapping[type, nodes.GraphKind | nodes.TreeKind]):
         self._sort, self._builtin_types = sort, builtin_types
 
     def __getitem__(self, kind: type) -> nodes.GraphKind | nodes.TreeKind:
-        node_kind = nodes.kind_of_type(kind)
+        node_kind = nodes.KINDS[kind]
         if isinstance(node_kind, self._sort):
             return node_kind
         raise KeyError(kind)

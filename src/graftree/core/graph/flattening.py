@@ -25,7 +25,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.annotations import Path
-from graftree.core import paths, walks
+from graftree.core import ownership, paths, walks
 from graftree.core.graph import graphdefs, nodes
 from graftree.core.graph.graphdefs import LEAF, NODE, Field, GraphDef, Tree, VariableDef
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
@@ -98,7 +98,8 @@ def flatten(
 
     Messages name ``function`` as the one that was called.
     """
-    nodes.note_read(node)
+    if ownership.unread and ownership.current() is not ownership.no_trace:
+        nodes.note_read(node)
     if config.graph_mode(graph):
         return flatten_graph(node)
     return flatten_tree(node, function)
@@ -117,11 +118,7 @@ def flatten_graph(
     kind = nodes.kind_of(node)
     if kind is Leaf.ARRAY or kind is Leaf.STATIC:
         return GraphDef.of(LEAF, (), 1), [node]
-    flattener = _Flattener(
-        RefMap() if ref_index is None else ref_index,
-        RefMap() if ref_outer_index is None else ref_outer_index,
-        members,
-    )
+    flattener = _Flattener(ref_index, ref_outer_index, members)
     root = flattener.field_of(node, kind)
     return GraphDef.of(root, flattener.specs, len(flattener.leaves)), flattener.leaves
 
@@ -141,6 +138,7 @@ def flatten_leaves(
     `flatten_graph` does.
     """
     flattener = _Flattener(refs, outer, members)
+    # The place of the spec of the tree, which comes first.
     flattener.specs.append(None)
     flattener.members.append(None)
     fields: list[Field] = []
@@ -152,9 +150,9 @@ def flatten_leaves(
         else:
             fields.append(LEAF)
             flattener.leaves.append(x)
-    counts = len(flattener.specs), len(flattener.leaves)
-    flattener.specs[0] = graphdefs.tree_spec(Tree(treedef), tuple(fields), *counts)
-    return GraphDef.of(NODE, flattener.specs, counts[1]), flattener.leaves
+    specs, leaves = flattener.specs[1:], flattener.leaves
+    skeleton = graphdefs.of_tree(Tree(treedef), tuple(fields), specs, len(leaves))
+    return skeleton, leaves
 
 
 class _Flattener:
@@ -162,13 +160,13 @@ class _Flattener:
 
     def __init__(
         self,
-        refs: RefMap,
-        outer: RefMap,
-        members: list[Any] | None = None,
+        refs: RefMap | None,
+        outer: RefMap | None,
+        members: list[Any] | None,
     ) -> None:
         # The dicts behind the maps: using them directly saves a tenth of the walk.
-        self.refs = refs._entries
-        self.outer = outer._entries
+        self.refs: dict[int, tuple[Any, Any]] = {} if refs is None else refs._entries
+        self.outer: dict[int, tuple[Any, Any]] = {} if outer is None else outer._entries
         self.specs: list[Any] = []
         self.members = [] if members is None else members
         self.leaves: list[Any] = []
@@ -178,10 +176,13 @@ class _Flattener:
 
     def field_of(self, x: Any, kind: nodes.Kind) -> Field:
         """Returns the field of a node, Variable or ref; lists it and all below it."""
-        root, pending, leaves = self._enter(x, kind), self._open, self.leaves
+        pending, leaves, definitions = self._open, self.leaves, graphdefs.DEFINITIONS
         # This runs for each attribute of a model, so each function call counts.
         kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
         method_types = callables.MAY_BE_OWN
+        root = self._enter(x, kind)
+        if type(root) in definitions:
+            leaves.append(x)
         while pending:
             node, index, leaf_start, children, fields = pending[-1]
             for _, value, is_data in children:
@@ -191,14 +192,17 @@ class _Flattener:
                     static = statics.get((type(value), value)) if is_atom else None
                     if type(value) in method_types:
                         value = callables.as_static(value, self.members[index])
-                    fields.append(static or graphdefs.static_of(value))
+                    fields.append(static or graphdefs.Static(value))
                 elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
                     fields.append(LEAF)
                     leaves.append(value)
                 else:
-                    fields.append(self._enter(value, kind))
-                if fields[-1] is NODE:
-                    break
+                    field = self._enter(value, kind)
+                    fields.append(field)
+                    if field is NODE:
+                        break
+                    if type(field) in definitions:
+                        leaves.append(value)
             else:
                 pending.pop()
                 counts = len(self.specs) - index, len(leaves) - leaf_start
@@ -206,18 +210,27 @@ class _Flattener:
         return root
 
     def _enter(self, x: Any, kind: nodes.Kind) -> Field:
-        """Returns the field of a node, Variable or ref; its children come later."""
+        """Returns the field of a node, Variable or ref.
+
+        The children of a node come later. The caller lists the leaf of a definition.
+        """
         index = outer = None
         if not isinstance(kind, TreeKind):
             earlier = self.refs.get(id(x))
             if earlier is not None:
                 return graphdefs.NodeRef(earlier[1])
-            index, outer = self._number(x)
+            index = len(self.refs)
+            self.refs[id(x)] = x, index
+            # After that: both may be one map.
+            outer = self.outer.get(id(x), _NOT_OUTSIDE)[1]
+            if kind is Leaf.REF:
+                return graphdefs.ArrayRefDef(index, outer)
             if not isinstance(kind, GraphKind):
-                self.leaves.append(x)
-                if kind is Leaf.REF:
-                    return graphdefs.ArrayRefDef(index, outer)
-                return self._define(x, index, outer)
+                entries, raw = variables.metadata_of(x), variables.raw_value_of(x)
+                if not entries.is_fixed:
+                    entries = entries.snapshot()
+                ref: Any = self._enter(raw, Leaf.REF) if _jax.is_ref(raw) else None
+                return VariableDef(type(x), index, outer, entries, ref)
         children, metadata = kind.flatten(x)
         counts = len(self.specs), len(self.leaves)
         node = type(x), index, outer, metadata, tuple([child[0] for child in children])
@@ -228,28 +241,9 @@ class _Flattener:
             _check_for_cycles(self._open, self.members)
         return NODE
 
-    def _define(self, variable: Any, index: int, outer: int | None) -> VariableDef:
-        entries = variables.metadata_of(variable)
-        if not entries.is_fixed:
-            entries = entries.snapshot()
-        raw, ref = variable.get_raw_value(), None
-        if _jax.is_ref(raw):
-            earlier = self.refs.get(id(raw))
-            ref = (
-                graphdefs.NodeRef(earlier[1])
-                if earlier
-                else graphdefs.ArrayRefDef(*self._number(raw))
-            )
-        return VariableDef(type(variable), index, outer, entries, ref)
 
-    def _number(self, x: Any) -> tuple[int, int | None]:
-        """Gives a new object the next number; also returns its outer one."""
-        index = len(self.refs)
-        self.refs[id(x)] = x, index
-        # Both may be one map.
-        outer = self.outer.get(id(x))
-        return index, None if outer is None else outer[1]
-
+# For an object that stands for none on the caller's side.
+_NOT_OUTSIDE = (None, None)
 
 # The constructor of a named tuple is a function in Python.
 _make_node_spec = functools.partial(tuple.__new__, graphdefs.NodeSpec)
@@ -324,7 +318,7 @@ def _field_in_tree(index: int, leaf: Any) -> Field:
 
 def raw_of(leaf: Any) -> Any:
     """Returns the raw value of a leaf of a state: a Variable, or the value itself."""
-    return leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
+    return variables.raw_value_of(leaf) if isinstance(leaf, Variable) else leaf
 
 
 def unflatten(
@@ -398,13 +392,11 @@ class Builder:
                     MISSING if spec.outer_index is None else self._existing_object(spec)
                 )
                 if obj is MISSING:
-                    kind: Any = nodes.kind_of_type(spec.type)
+                    kind: Any = nodes.KINDS[spec.type]
                     obj = kind.create_empty(spec.metadata)
                 self.built[spec.index] = obj
         for index, position, field in fields:
-            if type(field) is VariableDef:
-                contents[index][position] = self._variable(field, next(unread))
-            elif type(field) is graphdefs.Static:
+            if type(field) is graphdefs.Static:
                 contents[index][position] = self._own_method(field.value, specs[index])
             else:
                 contents[index][position] = self._value(field, unread)
@@ -420,7 +412,7 @@ class Builder:
                 by_position = dict(zip(order, values, strict=True))
                 values = [by_position[position] for position in range(len(values))]
             return jax.tree.unflatten(treedef, values)
-        kind: Any = nodes.kind_of_type(spec.type)
+        kind: Any = nodes.KINDS[spec.type]
         if spec.index is None:
             return kind.unflatten([*zip(spec.keys, values, strict=True)], spec.metadata)
         obj = self.built[spec.index]
@@ -432,17 +424,32 @@ class Builder:
         return obj
 
     def _value(self, field: Any, unread: Iterator[Any]) -> Any:
+        """Returns the value of a field that is not a node, usually of the next leaf."""
         if type(field) is graphdefs.NodeRef:
             return self.built[field.index]
         leaf = next(unread)
-        if type(field) is VariableDef:
-            return self._variable(field, leaf)
         if field is LEAF:
             return leaf
-        # A frozen array instead of a ref is allowed and stays an array.
-        ref = self.existing[field.outer_index] if leaf is KEEP else leaf
-        self.built[field.index] = ref
-        return ref
+        if type(field) is graphdefs.ArrayRefDef:
+            # A frozen array instead of a ref is allowed and stays an array.
+            ref = self.existing[field.outer_index] if leaf is KEEP else leaf
+            self.built[field.index] = ref
+            return ref
+        outer = field.outer_index
+        variable = MISSING if outer is None else self._existing_object(field)
+        if variable is MISSING:
+            variable = leaf
+            if isinstance(leaf, Variable) and not self.takes_raw:
+                if type(variables.owner_of(leaf)) is ownership.RebuiltArguments:
+                    variables.take_over(leaf)
+            elif self.recreate_variables:
+                variable = make_variable(field, leaf)
+        elif leaf is not KEEP:
+            self.updates.append((variable, leaf, field.metadata))
+        self.built[field.index] = variable
+        if type(field.array_refdef) is graphdefs.ArrayRefDef:
+            self.built[field.array_refdef.index] = variable.get_raw_value()
+        return variable
 
     def _own_method(self, method: callables.OwnMethod, spec: graphdefs.NodeSpec) -> Any:
         """Returns the method that the object of a spec has, or a new one."""
@@ -451,22 +458,6 @@ class Builder:
             if callables.as_static(attribute, obj) == method:
                 return attribute
         return method.bound_to(obj)
-
-    def _variable(self, definition: VariableDef, leaf: Any) -> Any:
-        outer = definition.outer_index
-        variable = MISSING if outer is None else self._existing_object(definition)
-        if variable is MISSING:
-            variable = leaf
-            if isinstance(leaf, Variable) and not self.takes_raw:
-                variables.take_over(leaf)
-            elif self.recreate_variables:
-                variable = make_variable(definition, leaf)
-        elif leaf is not KEEP:
-            self.updates.append((variable, leaf, definition.metadata))
-        self.built[definition.index] = variable
-        if type(definition.array_refdef) is graphdefs.ArrayRefDef:
-            self.built[definition.array_refdef.index] = variable.get_raw_value()
-        return variable
 
     def _existing_object(self, node: graphdefs.NodeSpec | VariableDef) -> Any:
         """Returns the object that is reused for a field or spec, or `MISSING`."""

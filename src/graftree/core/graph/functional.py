@@ -175,17 +175,8 @@ def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         >>> params["kernel"] is model.kernel, len(rest)
         (True, 0)
     """
-    graphdef, leaves = _flattened(node, graph, "split")
+    graphdef, leaves = kept.flatten(node, graph, "split")
     return graphdef, *group_all(graphdef, leaves, filter_list)
-
-
-def _flattened(
-    node: Any, graph: bool | None, function: str
-) -> tuple[GraphDef[Any], list[Any]]:
-    """Returns the skeleton of an object, and its leaves."""
-    mode = config.graph_mode(graph)
-    result = kept.find(node, mode, function) if config.caches.are_used else None
-    return result or flattening.flatten(node, mode, function)
 
 
 def group_all(
@@ -236,7 +227,7 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         >>> nnx.state(model, nnx.PathContains("kernel"))["kernel"] is model.kernel
         True
     """
-    graphdef, leaves = _flattened(node, graph, "state")
+    graphdef, leaves = kept.flatten(node, graph, "state")
     groups = group_all(graphdef, leaves, filter_list, may_leave=True)
     return groups[0] if len(groups) == 1 else groups
 
@@ -260,7 +251,7 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
         >>> nnx.graphdef(a) == nnx.graphdef(b)
         True
     """
-    return _flattened(node, graph, "graphdef")[0]
+    return kept.flatten(node, graph, "graphdef")[0]
 
 
 @overload
@@ -415,7 +406,7 @@ def clone(
             "If arrays is True, variables should be also True: a copied array needs a "
             "Variable of its own."
         )
-    graphdef, leaves = _flattened(node, graph, "clone")
+    graphdef, leaves = kept.flatten(node, graph, "clone")
     if variables:
         leaves = list(map(_copier(arrays), leaves))
     return flattening.unflatten(graphdef, leaves)

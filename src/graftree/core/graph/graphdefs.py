@@ -61,6 +61,8 @@ NODE, LEAF = Marker.NODE, Marker.LEAF
 class Static(tuple[Any, Any]):
     """A static value, with the fingerprint that distinguishes it from equal ones.
 
+    For an atom it is the same one each time.
+
     Args:
         value: The value.
     """
@@ -68,13 +70,19 @@ class Static(tuple[Any, Any]):
     __slots__ = ()
 
     def __new__(cls, value: Any) -> Static:
-        # In this order for the reason that `fingerprints.fingerprinted` gives.
-        return tuple.__new__(cls, (fingerprints.fingerprint(value), value))
+        is_atom = type(value) in ATOMS
+        static = STATICS.get((type(value), value)) if is_atom else None
+        if static is None:
+            # In this order for the reason that `fingerprints.fingerprinted` gives.
+            static = tuple.__new__(cls, (fingerprints.fingerprint(value), value))
+        if is_atom:
+            if len(STATICS) > _MOST_STATICS:
+                STATICS.clear()
+            STATICS[type(value), value] = static
+        return static
 
-    @property
-    def value(self) -> Any:
-        """Value that this stands for."""
-        return self[1]
+    # As that of a named tuple: in C.
+    value = property(operator.itemgetter(1), doc="Value that this stands for.")
 
     def __copy__(self) -> Static:
         return self
@@ -90,16 +98,6 @@ class Static(tuple[Any, Any]):
 STATICS: dict[tuple[type, Any], Static] = {}
 ATOMS = frozenset({int, bool, str, type(None)})
 _MOST_STATICS = 4096
-
-
-def static_of(value: Any) -> Static:
-    """Returns the `Static` of a value; for an atom the same one each time."""
-    static = Static(value)
-    if type(value) in ATOMS:
-        if len(STATICS) > _MOST_STATICS:
-            STATICS.clear()
-        STATICS[type(value), value] = static
-    return static
 
 
 class NodeRef(NamedTuple):
@@ -131,6 +129,9 @@ class VariableDef(NamedTuple):
             f"metadata={descriptions.safe_repr(dict(self.metadata))})"
         )
 
+
+# Fields with data that take a leaf.
+DEFINITIONS = (VariableDef, ArrayRefDef)
 
 Field = VariableDef | ArrayRefDef | NodeRef | Static | Marker
 
@@ -379,7 +380,7 @@ class GraphDef(Generic[Node]):
                 [
                     (path, None if field is LEAF else field)
                     for path, field in self.located_fields()
-                    if field is LEAF or type(field) in _DEFINITIONS
+                    if field is LEAF or type(field) in DEFINITIONS
                 ]
             )
         return leaves
@@ -426,7 +427,7 @@ class GraphDef(Generic[Node]):
         """Returns the skeleton of some root fields of a value that JAX took apart."""
         specs, num_leaves = self._span(start, stop)
         fields = self.specs[0].fields[start:stop]
-        return _of_tree(Tree(treedef), fields, self.specs[specs], num_leaves)
+        return of_tree(Tree(treedef), fields, self.specs[specs], num_leaves)
 
     def with_part(self, start: int, stop: int, other: GraphDef[Any]) -> GraphDef[Any]:
         """Replaces root fields by those of another skeleton, as many as they were."""
@@ -435,7 +436,7 @@ class GraphDef(Generic[Node]):
         fields[start:stop] = other.specs[0].fields
         specs[span.start - 1 : span.stop - 1] = other.specs[1:]
         num_leaves = self.num_leaves - replaced_leaves + other.num_leaves
-        return _of_tree(top.metadata, tuple(fields), specs, num_leaves)
+        return of_tree(top.metadata, tuple(fields), specs, num_leaves)
 
     def _span(self, start: int, stop: int) -> tuple[slice, int]:
         """Returns where the specs of some root fields are, and how many leaves."""
@@ -467,11 +468,8 @@ def _is_field_alike(field: Field, other: Field) -> bool:
     return field == other
 
 
-_DEFINITIONS = (VariableDef, ArrayRefDef)
-
-
 def _is_leaf(field: Any) -> bool:
-    return field is LEAF or type(field) in _DEFINITIONS
+    return field is LEAF or type(field) in DEFINITIONS
 
 
 class Blueprint(NamedTuple):
@@ -489,18 +487,19 @@ class Blueprint(NamedTuple):
     order: list[tuple[int, int, int]]
 
 
-def tree_spec(
-    tree: Tree, fields: tuple[Field, ...], num_nodes: int, num_leaves: int
-) -> NodeSpec:
-    """Makes the node spec of a value that JAX took apart, with numbered members."""
-    keys = tuple([(index,) for index in range(len(fields))])
-    return NodeSpec(tuple, None, None, tree, keys, fields, num_nodes, num_leaves)
-
-
-def _of_tree(
+def of_tree(
     tree: Tree, fields: tuple[Field, ...], specs: Sequence[NodeSpec], num_leaves: int
 ) -> GraphDef[Any]:
-    top = tree_spec(tree, fields, len(specs) + 1, num_leaves)
+    """Makes the skeleton of a value that JAX took apart, with numbered members.
+
+    Args:
+        tree: How JAX took it apart.
+        fields: The fields of the members.
+        specs: The node specs below it.
+        num_leaves: How many leaves fill the skeleton.
+    """
+    keys, num_nodes = tuple([(n,) for n in range(len(fields))]), len(specs) + 1
+    top = NodeSpec(tuple, None, None, tree, keys, fields, num_nodes, num_leaves)
     return GraphDef.of(NODE, (top, *specs), num_leaves)
 
 

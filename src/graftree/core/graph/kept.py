@@ -8,9 +8,9 @@ objects don't last, nothing is kept. Objects in a container, as in
 attributes of an object alternate, as by ``train()`` and ``eval()``, several of its
 results are kept.
 
-There are two ways in, each of which gives ``None`` where nothing is kept: `find`, for
-`split`, `state`, `graphdef` and `clone`; and `flatten_at_once`, for `jax.jit` over
-objects, which `pytrees.py` asks.
+There are two ways in: `flatten`, for `split`, `state`, `graphdef` and `clone`; and
+`flatten_at_once`, for `jax.jit` over objects, which `pytrees.py` asks, and which gives
+``None`` where nothing is kept.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
 
-def find(
-    node: Any, sharing: bool, function: str
-) -> tuple[GraphDef[Any], list[Any]] | None:
-    """Finds the kept skeleton of an object or container, and its leaves.
+def flatten(
+    node: Any, graph: bool | None, function: str
+) -> tuple[GraphDef[Any], list[Any]]:
+    """Returns the skeleton of an object or container, and its leaves; if kept, those.
 
-    With ``sharing`` it is in graph mode. The first call for an object gives ``None``,
-    the second one keeps the skeleton. Messages name ``function`` as the one called.
+    Does as `flattening.flatten`. The second call for an object keeps the skeleton.
     """
-    if ownership.current() is not ownership.no_trace:
-        return None
+    sharing = config.graph_mode(graph)
+    if not config.caches.are_used or ownership.current() is not ownership.no_trace:
+        return flattening.flatten(node, sharing, function)
     results, contents = _results_of(node)
     entries = results.get(sharing)
     if entries is None:
         results[sharing] = ()
-        return None
+        return flattening.flatten(node, sharing, function)
     for entry in entries:
         validity = entry.validity
         # Usually nothing at all has changed: then no function need be called.

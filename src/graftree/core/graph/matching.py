@@ -248,7 +248,8 @@ def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any
         ValueError: If leaves are missing or unexpected; the message has their paths.
         TypeError: If a state has none of the forms of states.
     """
-    if graphdef.paths() == ((),) or not all(map(is_mapping, state_list)):
+    are_mappings = all([_IS_MAPPING[type(state)] for state in state_list])
+    if graphdef.paths() == ((),) or not are_mappings:
         return _match_otherwise(graphdef, state_list)
     indices, leaves = graphdef.leaf_indices(), [MISSING] * graphdef.num_leaves
     left: list[pairs.Pair] = []

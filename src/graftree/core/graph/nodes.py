@@ -26,7 +26,7 @@ import jax
 
 from graftree import _jax
 from graftree.annotations import Path
-from graftree.core import ownership, paths, walks
+from graftree.core import paths, walks
 from graftree.core.graph.graphdefs import GraphState
 from graftree.core.objects import attributes, bookkeeping, callables, pytrees
 from graftree.core.states import flat_states
@@ -106,31 +106,15 @@ class StaticElem(NamedTuple):
 
 
 _registered: dict[type, GraphKind | TreeKind] = {}
-# The kind of each type's values, for types that were looked up; not of tracers, since
-# arrays and refs may share their type.
-KINDS: dict[type, Kind] = {}
 
 
-LEAF_TYPES = walks.ByType(lambda kind: isinstance(kind_of_type(kind), Leaf))
-"""The types of values that are not nodes."""
+class _Kinds(dict[type, Kind]):
+    """The kind of each type's values, looked up in C after the first time."""
 
-
-def kind_of(x: Any) -> Kind:
-    """Returns the kind of a value."""
-    kind = KINDS.get(type(x))
-    if kind is not None:
-        return kind
-    if isinstance(x, _jax.Tracer):
-        return Leaf.REF if _jax.is_ref(x) else Leaf.ARRAY
-    return kind_of_type(type(x))
-
-
-def kind_of_type(cls: type) -> Kind:
-    """Returns the kind of a type's instances (for tracers: of traced arrays)."""
-    kind = KINDS.get(cls)
-    if kind is None:
+    def __missing__(self, cls: type) -> Kind:
+        kind: Kind
         if issubclass(cls, _jax.Tracer):
-            return Leaf.ARRAY
+            return Leaf.ARRAY  # not kept: refs may have the same type
         if cls in _registered:
             kind = _registered[cls]
         elif issubclass(cls, pytrees.Pytree):
@@ -149,8 +133,23 @@ def kind_of_type(cls: type) -> Kind:
             kind = _OTHER
         else:
             kind = Leaf.STATIC
-        KINDS[cls] = kind
-    return kind
+        self[cls] = kind
+        return kind
+
+
+KINDS = _Kinds()
+LEAF_TYPES = walks.ByType(lambda kind: isinstance(KINDS[kind], Leaf))
+"""The types of values that are not nodes."""
+
+
+def kind_of(x: Any) -> Kind:
+    """Returns the kind of a value."""
+    kind = KINDS.get(type(x))
+    if kind is not None:
+        return kind
+    if isinstance(x, _jax.Tracer):
+        return Leaf.REF if _jax.is_ref(x) else Leaf.ARRAY
+    return KINDS[type(x)]
 
 
 def children(x: Any) -> list[Child]:
@@ -171,12 +170,11 @@ def all_in(node: Any) -> list[Any]:
 
 def note_read(node: Any) -> None:
     """Has all writes into a value count as read, where a lost one is reported."""
-    if ownership.unread and ownership.current() is not ownership.no_trace:
-        for x in all_in(node):
-            if isinstance(x, Variable):
-                variables.note_read(x)
-            elif isinstance(x, pytrees.Pytree):
-                pytrees.note_read(x)
+    for x in all_in(node):
+        if isinstance(x, Variable):
+            variables.note_read(x)
+        elif isinstance(x, pytrees.Pytree):
+            pytrees.note_read(x)
 
 
 def items(
@@ -234,7 +232,7 @@ def is_node_leaf(x: Any) -> bool:
 
 def is_node_type(kind: type) -> bool:
     """Whether the instances of a type are nodes."""
-    return not isinstance(kind_of_type(kind), Leaf)
+    return not isinstance(KINDS[kind], Leaf)
 
 
 def is_pytree_node(x: Any, *, check_graph_registry: bool = True) -> bool:
@@ -258,7 +256,7 @@ def get_node_impl(x: Any) -> GraphKind | TreeKind | None:
 
 def get_node_impl_for_type(cls: type) -> GraphKind | TreeKind | None:
     """Returns the functions for instances of a type; ``None`` if they are not nodes."""
-    kind = kind_of_type(cls)
+    kind = KINDS[cls]
     return None if isinstance(kind, Leaf) else kind
 
 
@@ -374,22 +372,21 @@ class PytreeMetadata(NamedTuple):
 
 def _flatten_pytree(obj: pytrees.Pytree) -> tuple[list[Child], PytreeMetadata]:
     cls, entries = type(obj), vars(obj)
-    table, state = bookkeeping.table_of(obj), bookkeeping.state_of(obj)
     facts = attributes.facts_of(cls)
     # Classes that are not pytrees are not checked, so there the values decide.
     checked = facts.is_pytree
     try:
-        child_list = [
-            _make_child((key, entries[name], status if checked else None))
-            for name, key, status in table.layout(facts.naming)
-        ]
-    except KeyError:  # one was taken out of `vars`, and another one put there
-        bookkeeping.settle(obj)
-        return _flatten_pytree(obj)
-    return child_list, PytreeMetadata(cls, table, *state.flags)
-
-
-_TABLE = bookkeeping.NAMES[0]
+        table, state = entries[bookkeeping.NODES], entries[bookkeeping.STATE]
+        if len(entries) == table.size + len(bookkeeping.NAMES):
+            child_list = [
+                _make_child((key, entries[name], status if checked else None))
+                for name, key, status in table.layout(facts.naming)
+            ]
+            return child_list, PytreeMetadata(cls, table, *state.flags)
+    except KeyError:
+        pass  # one was taken out of `vars`, and another one put there
+    bookkeeping.settle(obj)
+    return _flatten_pytree(obj)
 
 
 # The constructor of a named tuple is a Python function, which would cost as much as
@@ -398,15 +395,20 @@ _make_child = functools.partial(tuple.__new__, Child)
 
 
 def _create_pytree(metadata: PytreeMetadata) -> Any:
-    kind, table, *flags = metadata
-    return pytrees.rebuild(kind, {_TABLE: table}, flags)
+    cls, table, *flags = metadata
+    obj = object.__new__(cls)
+    entries = vars(obj)
+    entries[bookkeeping.NODES] = table
+    entries[bookkeeping.STATE] = bookkeeping.PytreeState(*flags)
+    return obj
 
 
 def _fill_pytree(
     obj: Any, metadata: PytreeMetadata, _: Sequence[Any], values: Sequence[Any]
 ) -> None:
     # New, so there is nothing to version. The layout has the order of the keys.
-    names = metadata.table.getters(attributes.facts_of(metadata.type).naming)[0]
+    layout = metadata.table.layout(attributes.facts_of(metadata.type).naming)
+    names = [name for name, _, _ in layout]
     vars(obj).update(zip(names, values, strict=True))
 
 

@@ -295,8 +295,8 @@ class Pytree(
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         table, state = bookkeeping.table_of(self), bookkeeping.state_of(self)
-        entries = {_NODES: table}
-        copied = rebuild(type(self), entries, state.flags)
+        copied: Any = object.__new__(type(self))
+        copied.__dict__.update({_NODES: table, _STATE: PytreeState(*state.flags)})
         # In `memo` before its attributes are copied: they may refer back to it.
         memo[id(self)] = copied
         for name, value in bookkeeping.attribute_items(self):
@@ -398,15 +398,6 @@ def touch(obj: Any) -> None:
 # Functions for the rest of core, which bypass __setattr__. Where they write into
 # `obj.__dict__`, `obj` is `Any`: pyright confuses the `__dict__` of an instance of a
 # class that has a metaclass with the read-only one of the class.
-
-
-def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
-    """Makes an object of the current trace from its ``vars``, without ``__init__``."""
-    obj = object.__new__(cls)
-    attribute_dict = obj.__dict__
-    attribute_dict.update(entries)
-    attribute_dict[_STATE] = PytreeState(*flags)
-    return obj
 
 
 def store_attribute(obj: Any, name: str, value: Any, status: bool) -> None:
@@ -611,17 +602,15 @@ def _register(cls: type[Pytree]) -> None:
     hooks.class_defined.call(cls)
 
 
-def _getters(cls: type, table: AttributeTable) -> Any:
-    return table.getters(_facts_of(cls).naming)
-
-
 def _flatten(obj: Any) -> Any:
     if ownership.unread and ownership.current() is not ownership.no_trace:
         note_read(obj)
     entries = obj.__dict__
     try:
         table, state = entries[_NODES], entries[_STATE]
-        _, data_of, statics_of, _ = table.cached_getters or _getters(type(obj), table)
+        _, data_of, statics_of, _ = table.cached_getters or table.getters(
+            _facts_of(type(obj)).naming
+        )
         if len(entries) == table.size + 2:
             values = statics_of(entries)
             if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
@@ -671,7 +660,8 @@ def _flatten_with_keys(obj: Any) -> Any:
 
 def _unflatten(cls: type, aux: Any, children: Any) -> Any:
     table, (kinds, statics), flags = aux
-    names, _, _, in_order = table.cached_getters or _getters(cls, table)
+    getters = table.cached_getters or table.getters(_facts_of(cls).naming)
+    names, _, _, in_order = getters
     obj: Any = object.__new__(cls)
     entries = obj.__dict__
     entries[_NODES] = table

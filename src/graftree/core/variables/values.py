@@ -205,8 +205,9 @@ def write_at(raw: Any, index: Any, value: Any) -> Any:
     if isinstance(raw, jax.ShapeDtypeStruct):
         return _concrete(raw, index, value)
     if index is Ellipsis and is_array(value):
-        if not have_same_type(raw, value):
-            value = sharding.moved(value, raw)
+        if have_same_type(raw, value):
+            return value
+        value = sharding.moved(value, raw)
         if have_same_type(raw, value):
             return value
     return raw.at[index].set(value)

@@ -50,6 +50,8 @@ del _Slots.owner, _Slots.version  # `_register` needs the others by name
 
 # The metadata as it is stored: immutable, not a copy.
 metadata_of: Callable[[Variable[Any]], HashableMapping] = _metadata.__get__
+# Without the call of `get_raw_value`.
+raw_value_of: Callable[[Variable[Any]], Any] = _raw.__get__
 owner_of: Callable[[Variable[Any]], Any] = _owner.__get__
 version_of: Callable[[Variable[Any]], int] = _version.__get__
 
@@ -569,9 +571,7 @@ def check_owned(variable: Variable[Any], path: str = "") -> None:
 
 def take_over(variable: Variable[Any]) -> None:
     """Treats an argument that JAX rebuilt as one of the program's own objects."""
-    owner = owner_of(variable)
-    if type(owner) is ownership.RebuiltArguments:
-        _set_owner(variable, ownership.token_of(owner))
+    _set_owner(variable, ownership.token_of(owner_of(variable)))
 
 
 def note_read(variable: Variable[Any]) -> None:
@@ -689,7 +689,7 @@ def may_replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -
     distinct = {id(x): x for x in map(metadata_of, boxes)}.values()
     if any([x.get("ref") or not x.get("mutable", True) for x in distinct]):
         return False
-    types = {*map(type, read_all(boxes)), *map(type, raw_values)}
+    types = {*map(type, map(raw_value_of, boxes)), *map(type, raw_values)}
     return not any([issubclass(kind, (_jax.Ref, _jax.Tracer)) for kind in types])
 
 

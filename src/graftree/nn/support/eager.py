@@ -158,7 +158,7 @@ class _Programs:
             graphdef: GraphDef[Any] | None = None
             leaves: Sequence[Any] = ()
             if args and isinstance(args[0], attributes.DataObject):
-                graphdef, leaves = _parts_of(args[0])
+                graphdef, leaves = kept.flatten(args[0], True, "an eager call")
                 if running.stack.observers and len(graphdef.specs) > 1:
                     return _MISS
                 args = args[1:]
@@ -280,12 +280,6 @@ def _is_no_tuple(x: Any) -> bool:
 
 # A float, say, may be another one at each call.
 _FLAGS = (type(_ARRAY), type(None), bool)
-
-
-def _parts_of(layer: Any) -> tuple[GraphDef[Any], Sequence[Any]]:
-    """Takes a layer apart into structure and leaves, kept for the next call."""
-    parts = kept.find(layer, True, "an eager call")
-    return flattening.flatten_graph(layer) if parts is None else parts
 
 
 class _BodyResult:

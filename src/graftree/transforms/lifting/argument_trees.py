@@ -89,7 +89,7 @@ def flatten(
         tree = (*arguments, *functions) if functions else arguments
         flat, treedef = nodes.flatten(arguments, ends_at_objects=sharing)
         kinds = {*map(type, flat)}
-    if not sharing and any([nodes.kind_of_type(x) is nodes.PYTREE for x in kinds]):
+    if not sharing and any([nodes.KINDS[x] is nodes.PYTREE for x in kinds]):
         obj = next(x for x in flat if nodes.kind_of(x) is nodes.PYTREE)
         raise nodes.not_a_pytree_error(obj, "", transform)
     if functions:
