@@ -76,13 +76,19 @@ class Leaves(tuple[Any, ...]):
 
     def pairs(self) -> list[tuple[LeafSpec, Any]]:
         """Lists the leaves with their values."""
-        leaf_specs = self.signature.leaf_specs
-        return [(leaf_specs[i], x) for i, x in self.by_position().items()]
+        values, (_, signature, positions) = self
+        leaf_specs: Sequence[LeafSpec] = signature.leaf_specs
+        if positions is not None:
+            leaf_specs = [leaf_specs[position] for position in positions]
+        return [*zip(leaf_specs, values, strict=True)]
 
     def named(self) -> list[tuple[str, Any]]:
         """Lists the values with the names that they have in the function."""
-        names = self.signature.names_in_function
-        return [(names[i], x) for i, x in self.by_position().items()]
+        values, (_, signature, positions) = self
+        names = signature.names_in_function
+        if positions is not None:
+            names = [names[position] for position in positions]
+        return [*zip(names, values, strict=True)]
 
 
 def _flatten_leaves_with_keys(group: Leaves) -> Any:
