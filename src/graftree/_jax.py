@@ -18,7 +18,7 @@ import os
 import traceback
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -187,20 +187,23 @@ def order_of_derivative() -> int:
 traced_apart: Callable[[int], Any] = jax.make_user_context()
 # The defaults with which layers are made.
 built_apart: Callable[[Any], Any] = jax.make_user_context()
-# Values that a trace reads besides its arguments: defaults of a thread and flags, as a
-# frozen set of pairs of a name and a value, or ``None`` if there are none.
+# Values that a trace reads besides its arguments: defaults of a thread, and flags.
 _defaults: Any = jax.make_user_context()
 _flags: Any = jax.make_user_context()
 
 
-def trace_under_defaults(defaults: frozenset[tuple[str, Any]] | None) -> None:
+class _OwnSettings(frozenset[tuple[str, Any]]):
+    """Settings of ours in JAX's context: pairs of a name and a value."""
+
+
+def trace_under_defaults(defaults: Iterable[tuple[str, Any]]) -> None:
     """Makes this thread use only programs traced under these from now on."""
-    _defaults(defaults).__enter__()
+    _defaults(_OwnSettings(defaults) or None).__enter__()
 
 
-def trace_under_flags(flags: frozenset[tuple[str, Any]] | None) -> None:
+def trace_under_flags(flags: Iterable[tuple[str, Any]]) -> None:
     """Makes the process use only programs traced under these from now on."""
-    _flags.set_global(flags)
+    _flags.set_global(_OwnSettings(flags) or None)
 
 
 def _checked_settings(trace_context: Any, names: Any) -> tuple[Any, Any]:
@@ -208,11 +211,7 @@ def _checked_settings(trace_context: Any, names: Any) -> tuple[Any, Any]:
     with jax.default_matmul_precision("float32"):
         changed = trace_context()
     hash(settings)
-    if (
-        type(settings) is not tuple
-        or settings == changed
-        or settings != trace_context()
-    ):
+    if type(settings) is not tuple or not changed != settings == trace_context():
         raise _jax_names.ChangedError
     return trace_context, names
 
@@ -222,21 +221,23 @@ def _checked_settings(trace_context: Any, names: Any) -> tuple[Any, Any]:
     "jax._src.config:trace_context_names",
     prepare=_checked_settings,
 )
-def _settings(trace_context: Any, names: Any) -> dict[str, Any]:
-    """Returns the settings of JAX on which a trace depends, by name."""
-    pairs = [*zip(names(), trace_context(), strict=True)]
-    ours = {id(None), id(_defaults.value), id(_flags.value)}
-    users = [x for name, x in pairs if name == "user_context" and id(x) not in ours]
-    return dict(pairs) | {"user_context": (*users,)}
+def trace_context(context: Any, names: Any) -> tuple[tuple[str, Any], ...]:
+    """Lists what a trace depends on besides its arguments; see `settings_in`."""
+    return (*zip(names(), context(), strict=True),)
 
 
-_settings.otherwise(lambda: dict[str, Any]())
+@trace_context.otherwise
+def _() -> tuple[tuple[str, Any], ...]:
+    return ("user_context", _flags.value), ("user_context", _defaults.value)
 
 
-def trace_context() -> dict[str, Any]:
-    """Returns a trace's context by name: JAX's settings, the mesh, our defaults."""
-    ours = [*(_flags.value or ()), *(_defaults.value or ())]
-    return _settings() | dict(sorted(ours))
+def settings_in(context: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a trace's context by name: JAX's settings, the mesh, our settings."""
+    # What `jax.make_user_context` adds has one name.
+    parts = [x for name, x in context if name == "user_context" and x is not None]
+    ours = [pair for x in parts if type(x) is _OwnSettings for pair in x]
+    users = tuple([x for x in parts if type(x) is not _OwnSettings])
+    return dict(context) | {"user_context": users} | dict(sorted(ours))
 
 
 @functools.cache

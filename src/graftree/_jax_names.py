@@ -117,14 +117,9 @@ class ChangedError(Exception):
     """A name of JAX no longer gives what it gave."""
 
 
-def find(name: str) -> Any:
-    """Returns the object that a name of the table stands for.
-
-    Raises:
-        AttributeError: If its module lacks it.
-        ImportError: If there is no such module.
-    """
-    return pkgutil.resolve_name(name)
+# Returns the object that a name of the table stands for. It raises an AttributeError if
+# its module lacks it, and an ImportError if there is no such module.
+find: Callable[[str], Any] = pkgutil.resolve_name
 
 
 def _is_there(name: str) -> bool:
@@ -161,11 +156,14 @@ class _Way:
         function: It gets the objects found for the names, and then its arguments.
         places: The names.
         prepare: Turns the objects found into those that the function gets; raises if
-            that does not work.
+            that does not work. Without it, the function gets the objects.
     """
 
     def __init__(
-        self, function: Any, names: Sequence[str], prepare: Callable[..., Any]
+        self,
+        function: Any,
+        names: Sequence[str],
+        prepare: Callable[..., Sequence[Any]] | None,
     ) -> None:
         self._function, self._names, self._prepare = function, names, prepare
         self._otherwise: Callable[..., Any] = lambda *_: None
@@ -183,7 +181,9 @@ class _Way:
             try:
                 if self._prepared is None:
                     with jax.core.eval_context():  # even if it is first used in a trace
-                        self._prepared = self._prepare(*map(find, self._names))
+                        objects = [find(name) for name in self._names]
+                        prepare = self._prepare
+                        self._prepared = prepare(*objects) if prepare else objects
                 return self._function(*self._prepared, *args)
             except (MemoryError, RecursionError):  # which say nothing of JAX
                 raise
@@ -194,12 +194,8 @@ class _Way:
         return self._otherwise(*args)
 
 
-def _unchanged(*objects: Any) -> Sequence[Any]:
-    return objects
-
-
 def by(
-    *names: str, prepare: Callable[..., Sequence[Any]] = _unchanged
+    *names: str, prepare: Callable[..., Sequence[Any]] | None = None
 ) -> Callable[[Callable[..., Any]], _Way]:
     """Makes a function depend on names of the table.
 

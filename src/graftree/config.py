@@ -165,7 +165,7 @@ def update(name: str, value: Any, /) -> None:
         caches.switch(value)
     if name in _READ_IN_TRACES:
         flags_in_traces = {(name, _values[name]) for name in _READ_IN_TRACES}
-        _jax.trace_under_flags(frozenset(flags_in_traces - _first_values) or None)
+        _jax.trace_under_flags(flags_in_traces - _first_values)
 
 
 @contextlib.contextmanager
@@ -247,7 +247,7 @@ def trace_under(name: str, value: Any) -> None:
     else:
         _stacks.read[name] = value
     # A value that equals the flag's stays in: the flag may change.
-    _jax.trace_under_defaults(frozenset(_stacks.read.items()) or None)
+    _jax.trace_under_defaults(_stacks.read.items())
 
 
 class ScopedDefault:

@@ -37,7 +37,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -154,22 +154,18 @@ class Unseen(Itself):
     """Stands for an object that can't be inspected.
 
     It is the same only where nothing could have changed it in between, as in a trace.
-    So code that keeps results of fingerprints asks `latest_unseen` before and after.
+    So code that keeps results of fingerprints compares ``latest`` before and after.
+
+    Attributes:
+        latest: Another object each time that there is one more.
     """
 
     __slots__ = ()
+    latest: ClassVar[object] = object()
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
-        _latest[0] = object()
-
-
-_latest = [object()]
-
-
-def latest_unseen() -> object:
-    """Another mark each time that an fingerprint has been made which can't tell all."""
-    return _latest[0]
+        Unseen.latest = object()
 
 
 def is_seen(fingerprint: Any) -> bool:
@@ -372,7 +368,10 @@ def _tokens(root: Any) -> tuple[list[Any], bool]:
             if kind.__hash__ is not None:
                 pending.append(_End(x))
         has_objects |= form is _OBJECT
-        own_tokens, members = _tokens_of_form(form, x)
+        try:
+            own_tokens, members = _LISTS[form](x)
+        except Exception:  # of the user's own methods
+            own_tokens, members = [kind, Unseen(x)], ()
         tokens += own_tokens
         kinds = tuple(map(type, members))
         # A vocabulary has many names, and each plain `jax.jit` looks at all: in C.
@@ -403,13 +402,6 @@ _CONTENTS: dict[Form, Callable[[Any], Any]] = {
 
 # The tokens of a value itself, and the values in it.
 _TokensAndMembers = tuple[list[Any], Sequence[Any]]
-
-
-def _tokens_of_form(form: Form, x: Any) -> _TokensAndMembers:
-    try:
-        return _LISTS[form](x)
-    except Exception:  # of the user's own methods
-        return [type(x), Unseen(x)], ()
 
 
 def _of_members(x: Any) -> _TokensAndMembers:

@@ -80,8 +80,8 @@ def _search(
     # As in the paths of operations, the object of a method goes by its class.
     class_name = type(args[0]).__name__ if args else ""
     named = [
-        (leaf, re.sub(r"^self\b", class_name, leaf_spec.name_in_function))
-        for leaf_spec, value in group.pairs()
+        (leaf, re.sub(r"^self\b", class_name, name))
+        for name, value in group.named()
         for leaf in jax.tree.leaves(value)
     ]
     _check_concrete(named)

@@ -16,6 +16,7 @@ If a static attribute causes a trace for each value, the user is warned at once.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from graftree import errors
+from graftree import _jax, errors
 from graftree.core import fingerprints, hooks, paths
 from graftree.core.graph import differences, flattening
 from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, SharedNode
@@ -506,8 +507,9 @@ def of_trace(trace: traces.Trace) -> Facts | None:
     signature = trace.signature()
     if signature is None:
         return None
-    settings: Facts = {(Setting(key),): x for key, x in trace.settings.items()}
-    return _of_arguments(signature, trace.types) | settings
+    settings = _jax.settings_in(trace.context)
+    facts = _of_arguments(signature, trace.types)
+    return facts | {(Setting(key),): x for key, x in settings.items()}
 
 
 def of_placements(trace: traces.Trace) -> list[Facts]:
@@ -515,14 +517,20 @@ def of_placements(trace: traces.Trace) -> list[Facts]:
     signature, placements = trace.signature(), [*trace.placements]
     if signature is None or len(placements) < 2:
         return []
-    return [_of_arguments(signature, placement) for placement in placements]
+    return [
+        _of_arguments(
+            signature,
+            [x._replace(fact=at) for x, at in zip(trace.types, placed, strict=True)],
+        )
+        for placed in placements
+    ]
 
 
 def _of_arguments(
-    signature: signatures.Signature, array_facts: traces.ArrayFacts
+    signature: signatures.Signature, array_facts: Sequence[traces.ArrayFact]
 ) -> Facts:
     """Lists the facts about arguments and the arrays in their leaves."""
-    marks = [np.asarray(position) for position in range(len(array_facts))]
+    marks = [np.asarray(position) for position in range(len(signature.leaf_specs))]
     tree, _ = argument_trees.unpack(signature, marks, flattening.IndexMap())
     args, kwargs, *third = tree
     name, keys_of_arguments = signature.name_of_argument, signature.positions()
@@ -544,9 +552,12 @@ def _of_arguments(
             treedef, _ = fact.metadata
             skeleton = treedef.unflatten(())
             facts |= differences.facts(skeleton, differences.below(path))
+    by_value = collections.defaultdict[int, list[Any]](list)
+    for value, subpath, x in array_facts:
+        by_value[value].append((subpath, x))
     for (argument, *keys), leaf in zip(graphdef.paths(), leaves, strict=True):
         # If the value is a container, there is a fact about each array in it.
-        for subpath, x in array_facts[int(flattening.raw_of(leaf))]:
+        for subpath, x in by_value[int(flattening.raw_of(leaf))]:
             start = (starts[argument], *keys, *subpath)
             if subpath:
                 facts[start] = LEAF

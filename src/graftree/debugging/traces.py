@@ -17,7 +17,7 @@ import collections
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -48,35 +48,27 @@ class ArrayFact(NamedTuple):
     """An array in a value, or the value itself.
 
     Attributes:
+        value: The number of the value.
         path: Where it is in the value.
         fact: JAX's type of it; or a `Placement`, ``None`` if it is not an array of JAX.
     """
 
+    value: int
     path: tuple[Any, ...]
     fact: Any
 
 
-# The arrays in each leaf of the arguments.
-ArrayFacts = tuple[tuple[ArrayFact, ...], ...]
-
-
-def array_facts(values: Sequence[Any], fact_of: Callable[[Any], Any]) -> ArrayFacts:
-    """Collects facts about the arrays in raw values."""
-    facts = []
-    for value in values:
+def array_types(values: Sequence[Any]) -> list[ArrayFact]:
+    """Lists the types of the arrays in raw values."""
+    types: list[ArrayFact] = []
+    for number, value in enumerate(values):
         if isinstance(value, jax.Array):
-            facts.append((ArrayFact((), fact_of(value)),))
+            types.append(ArrayFact(number, (), jax.typeof(value)))
             continue
         leaves, _ = jax.tree_util.tree_flatten_with_path(value)
-        facts.append(
-            tuple(
-                [
-                    ArrayFact(_plain(path, index), fact_of(leaf))
-                    for index, (path, leaf) in enumerate(leaves)
-                ]
-            )
-        )
-    return tuple(facts)
+        for index, (path, leaf) in enumerate(leaves):
+            types.append(ArrayFact(number, _plain(path, index), jax.typeof(leaf)))
+    return types
 
 
 def _plain(path: Sequence[Any], index: int) -> tuple[Any, ...]:
@@ -99,16 +91,16 @@ class Trace:
     Attributes:
         number: Counted from 1.
         signature: The static part of the arguments, while JAX keeps it.
-        types: JAX's types of the leaves.
-        settings: JAX's configuration and context, by name.
-        placements: The placements of the leaves for which it was compiled.
+        types: JAX's types of the arrays in the arguments.
+        context: JAX's configuration and ours; see `_jax.settings_in`.
+        placements: The placements of these arrays for which it was compiled.
     """
 
     number: int
     signature: weakref.ref[Signature]
-    types: ArrayFacts
-    settings: Mapping[str, Any]
-    placements: list[ArrayFacts] = dataclasses.field(default_factory=list)
+    types: list[ArrayFact]
+    context: tuple[tuple[str, Any], ...]
+    placements: list[list[Placement | None]] = dataclasses.field(default_factory=list)
 
 
 # So many traces in a row, of which each differs from the one before in its signature.
@@ -143,10 +135,10 @@ class Traces(Rebuilt):
         """Records a trace of a function for these raw values, which are tracers."""
         if _jax.config.jax_disable_jit:
             return  # the function ran as it is
-        settings = _jax.trace_context()
+        context = _jax.trace_context()
         self.count += 1
-        types = array_facts(values, jax.typeof)
-        self.latest.append(Trace(self.count, weakref.ref(signature), types, settings))
+        types = array_types(values)
+        self.latest.append(Trace(self.count, weakref.ref(signature), types, context))
         repeated = [*self.latest][-COUNT:]
         if len(repeated) < COUNT or self.has_warned:
             return
@@ -161,21 +153,23 @@ class Traces(Rebuilt):
             values: Its raw values; their buffers may be gone.
             count: How many programs JAX had compiled before the call.
         """
-        is_part = any([isinstance(x, _jax.Tracer) for x in jax.tree.leaves(values)])
+        arrays = jax.tree.leaves(values)
+        is_part = any([isinstance(x, _jax.Tracer) for x in arrays])
         if is_part or not programs.compilations.are_there_since(count):
             return  # part of another program, or for another thread
-        types = array_facts(values, jax.typeof)
+        types = array_types(values)
         for trace in reversed([*self.latest]):  # another thread may add one meanwhile
             if trace.signature() is signature and trace.types == types:
-                placement = array_facts(values, _placed)
+                placed = [
+                    Placement(x.sharding, x.committed)
+                    if isinstance(x, jax.Array)
+                    else None
+                    for x in arrays
+                ]
                 placements = trace.placements
-                if placement not in placements and len(placements) < PLACEMENTS:
-                    placements.append(placement)
+                if placed not in placements and len(placements) < PLACEMENTS:
+                    placements.append(placed)
                 return
-
-
-def _placed(x: Any) -> Placement | None:
-    return Placement(x.sharding, x.committed) if isinstance(x, jax.Array) else None
 
 
 def _differ_otherwise(one: Trace, other: Trace) -> bool:
@@ -183,5 +177,5 @@ def _differ_otherwise(one: Trace, other: Trace) -> bool:
     return (
         one.signature() is other.signature()
         or one.types != other.types
-        or one.settings != other.settings
+        or one.context != other.context
     )

@@ -440,17 +440,14 @@ def shard_map(
 def _check_parts(groups: Sequence[Leaves], specs: Sequence[Any], mesh: Any) -> None:
     """Refuses arrays that can't be split; JAX would name them by their group."""
     for group, spec in zip(groups, specs, strict=True):
-        for leaf_spec, value in (
-            group.pairs() if isinstance(spec, PartitionSpec) else ()
-        ):
+        for name, value in group.named() if isinstance(spec, PartitionSpec) else ():
             for x in jax.tree.leaves(value):
                 problem = _problem(jnp.shape(x), spec, getattr(mesh, "shape", {}))
                 if problem:
                     raise ValueError(
                         errors.message(
                             f"nnx.shard_map can't split an argument: {problem}.",
-                            where=f"{leaf_spec.name_in_function}: "
-                            f"{jax.typeof(x).str_short()}, by {spec}",
+                            where=f"{name}: {jax.typeof(x).str_short()}, by {spec}",
                             way_out="Change the spec in in_specs or the mesh, or pad "
                             "the array.",
                         )

@@ -382,7 +382,7 @@ class _JitPartial(JitWrapped):
         def traced(*groups: Any) -> Any:
             result = interior(*groups)
             for position, _ in result.ungrouped().spec.metadata:
-                name = groups[0].spec.signature.leaf_specs[position].name
+                name = groups[0].signature.leaf_specs[position].name
                 raise ValueError(
                     f"Variable metadata changed inside jit: that of {name}.\n"
                     "Use nnx.jit, which passes such changes on, or change the metadata "

@@ -191,7 +191,7 @@ class Compiled(Stage[R]):
         # Not of `in_avals`: those of JAX have the array refs in closures, too.
         tree = stage.in_tree
         ((group, *_), _) = jax.tree.unflatten(tree, range(tree.num_leaves))
-        self._signature = group.spec.signature
+        self._signature = group.signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         with _jax.hidden_frames:

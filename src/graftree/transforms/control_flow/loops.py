@@ -358,7 +358,7 @@ def fori_loop(
 
             return step(lambda call: call.run(body_fun, 0, at_i), carried)[0]
 
-        first = debug_info.read(debug_info.source_of(body_fun)).at(0)
+        first = debug_info.parameters_of(body_fun).name_of(0)
         named = debug_info.named_after(body_fun, once, [first])
         # JAX can differentiate it in reverse if it knows the number of steps.
         return jax.lax.fori_loop(lower, upper, named, loop.initial, unroll=unroll)

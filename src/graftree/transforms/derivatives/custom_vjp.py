@@ -338,7 +338,7 @@ class _Lifted:
     def _bwd(self, residuals: tuple[dict[int, Any], Leaves], result: Result) -> Any:
         (nondiff_leaves, stored), signature, mode = residuals, self.signature, self.mode
         (residual,), _ = argument_trees.unpack(
-            stored.spec.signature, stored.values, IndexMap()
+            stored.signature, stored.values, IndexMap()
         )[0]
         residual = callables.closed(residual)
         leaves = self.fixed | nondiff_leaves | self.refs
@@ -460,7 +460,7 @@ def _shapes(groups: Sequence[Leaves]) -> dict[int, Any]:
         aval = jax.typeof(x)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
-    leaf_specs = groups[0].spec.signature.leaf_specs
+    leaf_specs = groups[0].signature.leaf_specs
     return {
         position: jax.tree.map(shape, value)
         for group in groups

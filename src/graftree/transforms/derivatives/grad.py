@@ -234,9 +234,7 @@ def _decorator(
                 _, aux = calls[count].run(transformed, args, kwargs)
                 value, group = value_and_group
                 positions, leaves = selection.positions(count), group.by_position()
-                grads = cotangents.arguments(
-                    group.spec.signature, leaves, mode, positions
-                )
+                grads = cotangents.arguments(group.signature, leaves, mode, positions)
                 grads = grads[0] if selection.is_single else grads
                 if name == "value_and_grad":
                     return ((value, aux) if read else value), grads

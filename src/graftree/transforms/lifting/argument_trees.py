@@ -54,7 +54,7 @@ class Arguments:
         skeleton, leaves = flattening.flatten_leaves(
             treedef, flat, sharing, refs, RefMap(), members=members
         )
-        parameters = debug_info.source_of(function) if function else None
+        parameters = debug_info.parameters_of(function) if function else None
         signature = Signature(skeleton, statics, labels, parameters)
         if not mode.sharing and any(map(is_repeated, signature.entries)):
             argument_errors.check_inputs(tree[:2], transform, labels)

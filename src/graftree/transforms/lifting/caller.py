@@ -88,14 +88,14 @@ class Call:
     @functools.cached_property
     def arguments(self) -> Arguments:
         """Arguments with the objects in them taken apart."""
-        spec, unseen = self.spec, fingerprints.latest_unseen()
+        spec, unseen = self.spec, fingerprints.Unseen.latest
         call_arguments = Arguments.of(
             *self.read, spec.mode, spec.name, self.statics, spec.labels, self._f
         )
         if spec.signatures is None:
             return call_arguments
         signature = call_arguments.signature
-        is_new = fingerprints.latest_unseen() is not unseen
+        is_new = fingerprints.Unseen.latest is not unseen
         number, first = spec.signatures.intern(signature, is_new)
         signature.number = first.number = number
         if first.may_change_in_place:

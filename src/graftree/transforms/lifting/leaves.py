@@ -23,31 +23,6 @@ from graftree.transforms.lifting import debug_info
 from graftree.transforms.lifting.signatures import LeafSpec, Signature
 
 
-class LeavesSpec(NamedTuple):
-    """Some leaves of a signature.
-
-    Attributes:
-        number: That of the signature: JAX compares it first, and in C.
-        signature: The signature that all groups of a call share.
-        positions: The positions of these leaves; ``None`` for all.
-    """
-
-    number: int | None
-    signature: Signature
-    positions: tuple[int, ...] | None
-
-    def leaf_specs(self) -> Sequence[LeafSpec]:
-        """Lists these leaves."""
-        leaf_specs = self.signature.leaf_specs
-        if self.positions is None:
-            return leaf_specs
-        return [leaf_specs[position] for position in self.positions]
-
-    def names(self) -> list[str]:
-        """Names them as arguments of the function."""
-        return [leaf_spec.name_in_function for leaf_spec in self.leaf_specs()]
-
-
 class Leaves(tuple[Any, ...]):
     """A pytree node that carries some leaves of a signature.
 
@@ -56,7 +31,9 @@ class Leaves(tuple[Any, ...]):
 
     Attributes:
         values: The raw values.
-        spec: The leaves whose values they are.
+        spec: The leaves whose values they are: the number of the signature, which JAX
+            compares first, and in C; the signature, which all groups of a call share;
+            their positions in it, ``None`` for all.
     """
 
     __slots__ = ()
@@ -66,7 +43,7 @@ class Leaves(tuple[Any, ...]):
         values: Sequence[Any], signature: Signature, positions: tuple[int, ...] | None
     ) -> Leaves:
         """Makes the group of these values."""
-        return Leaves((values, LeavesSpec(signature.number, signature, positions)))
+        return Leaves((values, (signature.number, signature, positions)))
 
     @staticmethod
     def picked(
@@ -79,29 +56,45 @@ class Leaves(tuple[Any, ...]):
     values = property(operator.itemgetter(0))
     spec = property(operator.itemgetter(1))
 
+    @property
+    def signature(self) -> Signature:
+        """Signature whose leaves these are."""
+        return self.spec[1]
+
     def by_position(self) -> dict[int, Any]:
         """Maps the position of each leaf to its value."""
-        positions = self.spec.positions
+        values, (_, _, positions) = self
         if positions is None:
-            return dict(enumerate(self.values))
-        return dict(zip(positions, self.values, strict=True))
+            return dict(enumerate(values))
+        return dict(zip(positions, values, strict=True))
 
-    def called_as(self, source: debug_info.Source) -> Leaves:
+    def called_as(self, parameters: debug_info.Parameters) -> Leaves:
         """Names the leaves as arguments of another function, in messages."""
-        _, signature, positions = self.spec
-        signature = dataclasses.replace(signature, parameters=source)
-        return Leaves.of(self.values, signature, positions)
+        values, (_, signature, positions) = self
+        signature = dataclasses.replace(signature, parameters=parameters)
+        return Leaves.of(values, signature, positions)
 
     def pairs(self) -> list[tuple[LeafSpec, Any]]:
         """Lists the leaves with their values."""
-        return [*zip(self.spec.leaf_specs(), self.values, strict=True)]
+        values, (_, signature, positions) = self
+        leaf_specs: Sequence[LeafSpec] = signature.leaf_specs
+        if positions is not None:
+            leaf_specs = [leaf_specs[position] for position in positions]
+        return [*zip(leaf_specs, values, strict=True)]
+
+    def named(self) -> list[tuple[str, Any]]:
+        """Lists the values with the names that they have in the function."""
+        values, (_, signature, positions) = self
+        names = signature.names_in_function
+        if positions is not None:
+            names = [names[position] for position in positions]
+        return [*zip(names, values, strict=True)]
 
 
 def _flatten_leaves_with_keys(group: Leaves) -> Any:
     # Runs on errors and once per trace: names in messages, jaxprs and profiles. JAX
     # prints the entries of a path as they are.
-    values, spec = group
-    return [*zip(spec.names(), values, strict=True)], spec
+    return group.named(), group.spec
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -114,9 +107,9 @@ jax.tree_util.register_pytree_with_keys(
 
 def join(groups: Sequence[Leaves]) -> tuple[Signature, list[Any], list[int]]:
     """Finds the signature of the groups of a call, and each leaf's value and group."""
-    signature = groups[0].spec.signature
-    if groups[0].spec.positions is None:
-        values = list(groups[0].values)
+    first, (_, signature, positions) = groups[0]
+    if positions is None:
+        values = list(first)
         return signature, values, [0] * len(values)
     values = [None] * len(signature.leaf_specs)
     numbers = [0] * len(values)
@@ -147,12 +140,12 @@ class ResultPart(NamedTuple):
 
     def names(self) -> list[str]:
         """Names the leaves, as in ``[0].kernel`` of an output."""
-        leaf_specs = [self.signature.leaf_specs[i] for i in self.positions]
         if self.root is None:
             # In quotes, as programs expect of JAX's errors about States.
-            names = [leaf_spec.name_in_function for leaf_spec in leaf_specs]
+            names = [self.signature.names_in_function[i] for i in self.positions]
             return [f"(new {re.sub(_ATTRIBUTE, _QUOTED, name)})" for name in names]
         roots = self.signature.entry_names(self.root)
+        leaf_specs = [self.signature.leaf_specs[i] for i in self.positions]
         return [paths.below(roots[x.entry], x.path) for x in leaf_specs]
 
     def chosen(self, numbers: Sequence[int]) -> ResultPart:
@@ -199,10 +192,6 @@ class ResultSpec:
     def changed(self) -> tuple[int, ...]:
         """Positions of the leaves whose Variables changed."""
         return self.parts[0].positions
-
-    def names(self) -> list[str]:
-        """Names all leaves."""
-        return [name for part in self.parts for name in part.names()]
 
 
 class Result(tuple[Any, ...]):
@@ -275,7 +264,10 @@ def _flatten_result_with_keys(result: Result) -> Any:
     leaves, spec = result
     if not leaves:  # no names to make; or the spec among groups
         return [], spec
-    names = [""] * len(leaves) if spec is None else spec.names()
+    if spec is None:  # groups, whose leaves have names
+        return [("", group) for group in leaves], spec
+    parts = spec.parts if isinstance(spec, ResultSpec) else [spec]
+    names = [name for part in parts for name in part.names()]
     return [*zip(names, leaves, strict=True)], spec
 
 

@@ -72,11 +72,6 @@ class LeafSpec(NamedTuple):
         return paths.below(self.signature.labeled[self.entry], self.path)
 
     @property
-    def name_in_function(self) -> str:
-        """Name in the function, as in ``net.kernel``."""
-        return paths.below(self.signature.names_in_function[self.entry], self.path)
-
-    @property
     def variable(self) -> graphdefs.VariableDef | None:
         """Definition, if it is a Variable."""
         definition = self.definition
@@ -107,7 +102,7 @@ class Signature:
         skeleton: Of the tree.
         statics: Static arguments, as pairs of a position or name and a value.
         labels: The names of the positional arguments; not compared.
-        parameters: The source of their names in the function.
+        parameters: Those of the function, which have other names for them.
         number: Its own, once it is known to be `Interned`. JAX compares it first.
         has_no_contents: Whether its static values are known to have no content that
             could change (see `tracer_leaks.note`).
@@ -116,7 +111,7 @@ class Signature:
     skeleton: graphdefs.GraphDef[Any]
     statics: tuple[tuple[Any, Any], ...] = ()
     labels: Labels = dataclasses.field(default=ARGS, compare=False)
-    parameters: debug_info.Source | None = None
+    parameters: debug_info.Parameters | None = None
     number: int | None = dataclasses.field(default=None, init=False, compare=False)
     has_no_contents: bool = dataclasses.field(default=False, init=False, compare=False)
 
@@ -174,12 +169,7 @@ class Signature:
         Then an equal signature must not stand for it: the function gets the values that
         are in it, and a write to one of them would reach another object.
         """
-        distinct = {id(x): x for x in self._static_values()}  # many layers share them
-        return any(map(fingerprints.may_change, distinct.values()))
-
-    def _static_values(self) -> Iterator[Any]:
-        for _, static in self.statics:
-            yield static.value
+        values: list[Any] = [static.value for _, static in self.statics]
         treedefs: list[Any] = []
         for spec in self.skeleton.specs:
             metadata = spec.metadata
@@ -188,20 +178,22 @@ class Signature:
             elif isinstance(metadata, tuple):  # JAX's treedef of a container is first
                 treedefs += [x for x in metadata if isinstance(x, type(self.treedef))]
             elif not isinstance(metadata, type):
-                yield metadata
+                values.append(metadata)
             for field in spec.fields:
                 if isinstance(field, graphdefs.Static):
-                    yield field.value
+                    values.append(field.value)
                 elif isinstance(field, graphdefs.VariableDef):
-                    yield field.metadata
+                    values.append(field.metadata)
         for treedef in treedefs:
             treedefs += treedef.children()
             kind, data = treedef.node_data() or (type(None), ((), ((), ())))
             if issubclass(kind, attributes.DataObject):
-                _, (_, values), *_ = data
-                yield from values
+                _, (_, members), *_ = data
+                values += members
             elif kind not in _CONTAINERS:
-                yield data
+                values.append(data)
+        distinct = {id(x): x for x in values}  # many layers share them
+        return any(map(fingerprints.may_change, distinct.values()))
 
     @functools.cached_property
     def entry_paths(self) -> list[Any]:
@@ -256,20 +248,21 @@ class Signature:
 
     @functools.cached_property
     def names_in_function(self) -> list[str]:
-        """Names of the entries in the function, as in ``net`` or ``rest[0]``.
+        """Names of the leaves in the function, as in ``net.kernel`` or ``rest[0]``.
 
         JAX uses them, too.
         """
-        if self.parameters is None:
-            return self.labeled
-        positions, names = self.positions(), list[str]()
-        for index, (kind, argument, *rest) in enumerate(self.entry_paths):
-            if kind == _FUNCTIONS:
-                names.append(self.labeled[index])
-                continue
-            position = argument.key if kind == _KWARGS else positions[argument.idx]
-            names.append(self.name_of_argument(position) + paths.keystr(tuple(rest)))
-        return names
+        entries = self.labeled if self.parameters is None else list[str]()
+        if self.parameters is not None:
+            positions = self.positions()
+            for index, (kind, argument, *rest) in enumerate(self.entry_paths):
+                if kind == _FUNCTIONS:
+                    entries.append(self.labeled[index])
+                    continue
+                position = argument.key if kind == _KWARGS else positions[argument.idx]
+                name = self.name_of_argument(position)
+                entries.append(name + paths.keystr(tuple(rest)))
+        return [paths.below(entries[x.entry], x.path) for x in self.leaf_specs]
 
     def positions(self) -> list[int | str]:
         """Lists positions and keywords of the arguments, without the static ones."""
@@ -281,10 +274,9 @@ class Signature:
 
     def name_of_argument(self, position: int | str) -> str:
         """Finds the name of a positional or keyword argument in the function."""
-        parameters = debug_info.read(self.parameters or debug_info.UNKNOWN)
-        if isinstance(position, str):
-            return parameters.called(position)
-        return parameters.at(position + self.labels.skipped)
+        if isinstance(position, int):
+            position += self.labels.skipped
+        return (self.parameters or debug_info.Parameters()).name_of(position)
 
     def __repr__(self) -> str:
         # JAX prints it where it explains its cache misses.
