@@ -223,6 +223,18 @@ def test_a_compilation_for_another_sharding_without_a_trace_is_listed():
     assert str(found).startswith(text)
 
 
+def test_a_compilation_in_a_repeated_call_is_listed_wherever_its_argument_is():
+    step, net = nnx.jit(lambda x, net: -x), make_net()
+    x, divided = (
+        jax.device_put(np.ones(8, np.float32), over(AxisType.Auto, *axes))
+        for axes in ((), ("data",))
+    )
+    one, both = "P() on data=8 (Auto)", "P('data',) on data=8 (Auto)"
+    assert rows(step, (x, net), (x, net), (x, net), (divided, net)) == [
+        ("x", "sharding", one, both)
+    ]
+
+
 def test_a_trace_is_compared_with_the_nearest_earlier_one():
     step, net = jitted(), make_net()
     step(net, X)

@@ -189,7 +189,7 @@ def pmap(
             mode,
             inputs,
             outputs,
-            statics=statics,
+            statics=statics or None,
             keywords=(Keywords.STAY, Keywords.REFUSED),
             axis_metadata=transform_metadata,
             signatures=Interned(),

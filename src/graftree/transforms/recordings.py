@@ -204,7 +204,7 @@ def make_jaxpr(
             )
         statics = decorators.choose(function, "static", static_argnums)
         spec = TransformSpec.uniform(
-            "make_jaxpr", mode, statics=statics, is_detached=True
+            "make_jaxpr", mode, statics=statics or None, is_detached=True
         )
         spec = spec.holding(function)
 

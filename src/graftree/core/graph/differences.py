@@ -18,7 +18,6 @@ from graftree.core.graph.graphdefs import (
     GraphDef,
     Path,
     Static,
-    VariableDef,
 )
 from graftree.core.text import descriptions
 
@@ -59,32 +58,6 @@ def between(first: Mapping[Path, Any], second: Mapping[Path, Any]) -> list[Diffe
         if (path == () or _is_alike(differing.get(path[:-1])))
         and not (path in parents and _is_alike(x))
     ]
-
-
-def stands_for(skeleton: GraphDef[Any], other: GraphDef[Any]) -> bool:
-    """Whether a skeleton is of the objects of another one, built as they were there.
-
-    Their numbers in the other one are the outer ones of the skeleton. Metadata of
-    Variables may differ.
-    """
-    kinds = (VariableDef, ArrayRefDef)
-    fields = [field for spec in other.specs for field in spec.fields]
-    definitions: dict[int | None, Any] = {
-        field.index: field for field in fields if isinstance(field, kinds)
-    }
-
-    def in_original(field: Any) -> Any:
-        return definitions.get(field.outer_index) if isinstance(field, kinds) else field
-
-    specs = [
-        spec._replace(
-            index=spec.outer_index,
-            outer_index=None,
-            fields=tuple(map(in_original, spec.fields)),
-        )
-        for spec in skeleton.specs
-    ]
-    return GraphDef.of(skeleton.root, specs, skeleton.num_leaves) == other
 
 
 def _are_different(old: Any, new: Any) -> bool:

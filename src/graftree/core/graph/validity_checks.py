@@ -157,6 +157,8 @@ class ValidityCheck:
 
     def reaches(self, objects: Sequence[Any]) -> bool:
         """Whether values that the check holds refer back to one of these objects."""
+        if not self.nodes:  # as most
+            return False
         return not {*map(id, objects)}.isdisjoint(map(id, nodes.all_in(self.nodes)))
 
     def _look_alike(

@@ -176,7 +176,11 @@ class NamedArguments(ModuleCall):
         outer: Callable[..., Contents] = lambda *_: [],
     ) -> None:
         super().__init__("", parent, (None,))
-        self._contents, self._key, self._name_outer = _ContentPaths(named), key, outer
+        self._named, self._key, self._name_outer = named, key, outer
+
+    @functools.cached_property
+    def _contents(self) -> _ContentPaths:
+        return _ContentPaths(self._named)
 
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
         """Finds the path of an object below the arguments, or on the caller's side.
@@ -232,18 +236,20 @@ class _ContentPaths:
 
 def next_below(entries: Contents) -> list[tuple[Steps, Any]]:
     """Lists the nearest objects below some entries, past containers."""
+    objects: list[tuple[Steps, Any]] = []
     is_new = walks.Once()
-
-    def children_of(x: Any, steps: Steps) -> Contents:
-        if not steps:
-            return entries
+    pending: list[tuple[Steps, Any]] = [((step,), x) for step, x in reversed(entries)]
+    while pending:
+        steps, x = pending.pop()
+        is_object = isinstance(x, attributes.DataObject)
+        if is_object:
+            objects.append((steps, x))
         # Methods of objects that can't be called are rarely called; their parts' are.
-        is_inner = isinstance(x, attributes.DataObject) and not callable(x)
-        is_entered = is_inner or type(x) in _CONTAINERS
-        return contents(x) if is_entered and is_new(x) else []
-
-    items = walks.walk(None, children_of)
-    return [item for item in items if isinstance(item[1], attributes.DataObject)]
+        is_entered = not callable(x) if is_object else type(x) in _CONTAINERS
+        if is_entered and is_new(x):
+            below = reversed(contents(x))
+            pending += [((*steps, step), child) for step, child in below]
+    return objects
 
 
 _CONTAINERS = (list, tuple, dict)
@@ -387,14 +393,17 @@ def scope(frame: ModuleCall) -> contextlib.AbstractContextManager[Any]:
     return jax.named_scope(name) if name else contextlib.nullcontext()
 
 
-def note_arguments(key: Any, args: Any, kwargs: Any, functions: Any = ()) -> None:
+def note_arguments(
+    key: Any, args: Any, kwargs: Any, functions: callables.Functions | None
+) -> None:
     """Notes the running method's arguments to a transform; see `NamedArguments`.
 
-    The functions may hold objects, too.
+    The functions, if given, hold objects, too.
     """
     top = stack.top
     if top is not None:
-        top.packed = key, args, kwargs, functions
+        held = () if functions is None else functions.functions
+        top.packed = key, args, kwargs, held
     if stack.trace_namespace is not None:
         stack.trace_namespace.note_transform(args, kwargs)
 

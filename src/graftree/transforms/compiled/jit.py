@@ -77,7 +77,7 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
             mode,
             Prefix(ins, "in_shardings", name, mode, keywords=None, donation=donation),
             Prefix(outs, "out_shardings", name, mode),
-            statics=static,
+            statics=static or None,
             keywords=(Keywords.STAY, Keywords.STAY),
             signatures=graphdefs.Interned(),
             traces=self.traces,

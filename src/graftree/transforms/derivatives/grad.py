@@ -384,7 +384,7 @@ def remat(
         spec = TransformSpec.uniform(
             "remat",
             mode,
-            statics=statics,
+            statics=statics or None,
             returns_captured=True,
             signatures=graphdefs.Interned(),
         ).holding(function)

@@ -63,20 +63,21 @@ class Call:
         kwargs: dict[str, Any],
         statics: decorators.Statics | None = None,
     ) -> None:
-        if kwargs and spec.keyword_rule is specs.Keywords.REFUSED:
+        keyword_rule = spec.keywords[spec.mode.structure]
+        if kwargs and keyword_rule is specs.Keywords.REFUSED:
             raise TypeError(
                 f"nnx.{spec.name} takes no keyword arguments, got {sorted(kwargs)}. "
                 "Pass them by position."
             )
-        if spec.keyword_rule is specs.Keywords.BECOME_POSITIONAL:
+        if keyword_rule is specs.Keywords.BECOME_POSITIONAL:
             count = spec.inputs.count
             args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
-        running.note_arguments(spec, args, kwargs, spec.given_functions)
-        if statics is None:
+        running.note_arguments(spec, args, kwargs, spec.functions)
+        if statics is None and spec.statics is not None:
             args, kwargs, statics = decorators.take(
                 spec.statics, args, kwargs, spec.name
             )
-        self._f, self.spec, self.statics = f, spec, statics
+        self._f, self.spec, self.statics = f, spec, statics or ()
         self.tree = spec.tree(args, kwargs)
 
     @functools.cached_property
@@ -106,11 +107,19 @@ class Call:
     def groups(self) -> list[Leaves]:
         """JAX's arguments: one group of leaves per value of the prefix."""
         spec, made = self.spec, self.arguments
-        groups = in_groups(spec, made, made.values())
+        signature, values = made.signature, made.values()
+        numbers = spec.inputs.group(signature, made.leaves)
+        if len(spec.inputs.values) == 1:
+            groups = [Leaves.of(values, signature, None)]
+        else:
+            positions: list[list[int]] = [[] for _ in spec.inputs.values]
+            for position, number in enumerate(numbers):
+                positions[number].append(position)
+            groups = [Leaves.picked(values, signature, chosen) for chosen in positions]
         if spec.inputs.donated and donates_twice(spec, groups):
             self.explain()
         # Before the function runs: it can't if its values have different axes.
-        if spec.may_differ(made.signature):
+        if spec.may_differ(signature):
             argument_errors.check_consistent(spec.name, spec.occurrences(self.read[0]))
         return groups
 
@@ -145,21 +154,6 @@ class Call:
         )
         if shared is not None:
             raise shared from error
-
-
-def in_groups(
-    spec: specs.TransformSpec, call_arguments: Arguments, values: Sequence[Any]
-) -> list[Leaves]:
-    """JAX's arguments: one group of leaves per value of the prefix."""
-    numbers = spec.inputs.group(call_arguments.signature, call_arguments.leaves)
-    if len(spec.inputs.values) == 1:
-        return [Leaves.of(values, call_arguments.signature, None)]
-    positions: list[list[int]] = [[] for _ in spec.inputs.values]
-    for position, number in enumerate(numbers):
-        positions[number].append(position)
-    return [
-        Leaves.picked(values, call_arguments.signature, chosen) for chosen in positions
-    ]
 
 
 def donates_twice(spec: specs.TransformSpec, groups: Sequence[Leaves]) -> bool:

@@ -308,8 +308,6 @@ def take(
     chosen: Chosen, args: tuple[Any, ...], kwargs: dict[str, Any], transform: str
 ) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
     """Takes the chosen arguments out of a call, as static ones."""
-    if not chosen:
-        return args, kwargs, ()
     numbers = chosen.positions(len(args))
     statics: list[tuple[int | str, Any]] = [(i, args[i]) for i in sorted(numbers)]
     statics += [(name, kwargs[name]) for name in chosen.argnames if name in kwargs]
@@ -365,14 +363,14 @@ def _data_in(value: Any) -> Any:
     return next((x for x in map(_data_in, pending) if x is not None), None)
 
 
-def put(tree: Any, statics: Statics) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def put(
+    args: Sequence[Any], kwargs: Mapping[str, Any], statics: Statics
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Puts the static arguments of a call back in their positions."""
-    if not statics:
-        return tree
-    args, kwargs = list(tree[0]), dict(tree[1])
+    positional, named = list(args), dict(kwargs)
     for position, static in statics:
         if isinstance(position, int):
-            args.insert(position, static.value)
+            positional.insert(position, static.value)
         else:
-            kwargs[position] = static.value
-    return tuple(args), kwargs
+            named[position] = static.value
+    return tuple(positional), named

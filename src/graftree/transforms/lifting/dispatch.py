@@ -30,6 +30,7 @@ made for (`BareVariables`). Containers of them are read as their first ones were
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import weakref
@@ -44,6 +45,7 @@ from graftree.core import ownership, paths, pickling
 from graftree.core.graph import flattening, nodes, validity_checks
 from graftree.core.graph.graphdefs import LEAF, VariableDef
 from graftree.core.graph.nodes import Leaf
+from graftree.core.graph.validity_checks import Attribute
 from graftree.core.objects import bookkeeping, callables, running
 from graftree.core.states import states
 from graftree.core.states.states import Containers
@@ -51,7 +53,7 @@ from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.lifting import argument_trees, caller, decorators, specs
 from graftree.transforms.lifting.argument_trees import Arguments
-from graftree.transforms.lifting.leaves import Leaves, ResultSpec
+from graftree.transforms.lifting.leaves import Leaves, ResultSpec, join
 from graftree.transforms.lifting.programs import compilations
 from graftree.transforms.lifting.signatures import Signature
 
@@ -72,7 +74,7 @@ class DispatchEntry:
         tree: Its tree; ``None`` if the objects in it were taken apart, too.
         flat: The leaves of the tree: objects, Variables, arrays and other values.
         validity: Checks whether the objects in them are as they were.
-        bare: The form of the Variables in them.
+        bare: The form of the Variables in them, if there are any.
 
     Attributes:
         signature: The static part of the arguments.
@@ -87,10 +89,10 @@ class DispatchEntry:
         tree: Any,
         flat: Sequence[Any],
         validity: validity_checks.ValidityCheck,
-        bare: BareVariables,
+        bare: BareVariables | None,
     ) -> None:
-        self._spec, made = call.spec, call.arguments
-        self.signature, self._traces = made.signature, call.spec.traces
+        self._spec, arguments = call.spec, call.arguments
+        self.signature, self._traces = arguments.signature, call.spec.traces
         self.validity = validity
         self._types = [*map(type, flat)]
         self._roots = [
@@ -98,7 +100,7 @@ class DispatchEntry:
             for place, x in enumerate(flat)
             if nodes.is_node_module(x)
         ]
-        may_read = bool(tree) and not call.spec.statics
+        may_read = bool(tree) and call.spec.statics is None
         held = call.spec.held_leaves
         self.is_flat = (
             may_read
@@ -108,65 +110,67 @@ class DispatchEntry:
         self.read = reader(tree, flat) if may_read and not self.is_flat else None
         bare_at = [n for n, x in enumerate(flat) if nodes.kind_of(x) is Leaf.VARIABLE]
         numbers = {id(flat[place]): n for n, place in enumerate(bare_at)}
-        self._bare, self._pick_bare = bare, _picker(bare_at) if bare_at else None
+        self._bare, self._pick_bare = bare, _picker(bare_at)
         # Those of objects, the numbers of bare ones, and None for other leaves.
         self._variables = [
             numbers.get(id(x), x) if isinstance(x, Variable) else None
-            for x in made.leaves
+            for x in arguments.leaves
         ]
         self._attached = [x for x in self._variables if isinstance(x, Variable)]
         self._may_replace = variables.may_replace_all(self._attached, ())
-        self._sources = self._numbered_sources(tree, flat, made, len(bare_at))
+        self._sources = self._numbered_sources(tree, flat, arguments, len(bare_at))
         self._objects = [
             weakref.ref(x) if nodes.is_node_module(x) else numbers.get(id(x), x)
-            for x in made.objects.values()
+            for x in arguments.objects.values()
         ]
         # Most calls have one group, which takes all of them in order.
         in_order = [*range(len(self._sources))]
-        self._groups = [
-            (None if sources == in_order else _picker(sources), leaves_spec)
-            for sources, leaves_spec in caller.in_groups(call.spec, made, self._sources)
-        ]
+        self._groups: list[tuple[Any, Any]] = []
+        for _, leaves_spec in call.groups:
+            positions = leaves_spec.positions
+            positions = in_order if positions is None else positions
+            sources = [self._sources[position] for position in positions]
+            pick = None if sources == in_order else _picker(sources)
+            self._groups.append((pick, leaves_spec))
         self._may_donate_twice = bool(call.spec.inputs.donated) and any(
-            map(caller.is_spread, made.values())
+            map(caller.is_spread, arguments.values())
         )
         # Of the latest result, usually the same one in each step: its static part, and
         # the `_meaning` of that. A call reads it once: another thread may set it.
         self._latest: tuple[Any, ...] = None, None, 0, None, False
 
     def _numbered_sources(
-        self, tree: Any, flat: Sequence[Any], made: Arguments, bare: int
+        self, tree: Any, flat: Sequence[Any], arguments: Arguments, bare: int
     ) -> list[int]:
         """For each leaf its number among the values that a call reads.
 
-        These are the values of Variables, in objects and then bare ones; then leaves of
-        the arguments, attributes of objects, and leaves that stay: the contents of a
-        container are the same as long as the check holds.
+        These are the values of Variables, in objects and then bare ones; then all other
+        leaves, in order. They come from the arguments, from attributes of objects, or
+        stay: the contents of a container are the same as long as the check holds.
         """
-        places = _places(tree, made.signature)
-        others = zip(places, made.leaves, self._variables, strict=True)
-        self._attributes = [
-            x for x in places if isinstance(x, validity_checks.Attribute)
-        ]
-        self._constants = [x for at, x, own in others if at is None and own is None]
+        pairs = zip(arguments.leaves, self._variables, strict=True)
+        others = [x for x, variable in pairs if variable is None]
         kinds = enumerate(map(nodes.kind_of, flat))
-        given = (n for n, kind in kinds if kind in (Leaf.ARRAY, Leaf.STATIC))
-        attributes = itertools.count(len(flat))
+        in_arguments = [n for n, kind in kinds if kind in (Leaf.ARRAY, Leaf.STATIC)]
+        places = [_ARGUMENT] * len(others)
+        if len(in_arguments) < len(others):
+            places = _places(tree, arguments.signature)
+        self._attributes = [x for x in places if isinstance(x, Attribute)]
+        located = zip(others, places, strict=True)
+        self._constants = [x for x, place in located if place is None]
+        unread, attributes = iter(in_arguments), itertools.count(len(flat))
         constants = itertools.count(len(flat) + len(self._attributes))
         picked: list[int] = []
-        numbers: list[int] = []
-        attached, first = itertools.count(), len(self._attached) + bare
-        for place, variable in zip(places, self._variables, strict=True):
-            if type(variable) is int:
-                numbers.append(len(self._attached) + variable)
-            elif variable is not None:
-                numbers.append(next(attached))
-            else:
-                numbers.append(first + len(picked))
-                rest = constants if place is None else attributes
-                picked.append(next(given if place is _GIVEN else rest))
+        for place in places:
+            in_objects = constants if place is None else attributes
+            picked.append(next(unread if place is _ARGUMENT else in_objects))
         self._pick_others = _picker(picked)
-        return numbers
+        count = len(self._attached)
+        attached, rest = itertools.count(), itertools.count(count + bare)
+        return [
+            count + x if type(x) is int else next(rest if x is None else attached)
+            for x in self._variables
+        ]
 
     def call(self, transformed: Callable[..., Any], flat: Sequence[Any]) -> Any:
         """Runs a call with these leaves; returns `MISS` if the entry isn't right.
@@ -181,7 +185,7 @@ class DispatchEntry:
                 return MISS
         boxes: Any = ()
         values: Any = ()
-        if self._pick_bare is not None:
+        if self._bare is not None:
             boxes = self._pick_bare(flat)
             values = self._bare.read(boxes)
             if values is None:
@@ -204,7 +208,8 @@ class DispatchEntry:
         compiled = compilations.count
         result = transformed(*groups)
         if compilations.count != compiled and self._traces is not None:
-            errors.fenced(self._traces.called, self.signature, raw, compiled)
+            signature, raw, _ = join(groups)  # in the order of the leaves
+            errors.fenced(self._traces.called, signature, raw, compiled)
         leaves, returned = result
         latest, targets, count, build, is_linked = self._latest
         if latest is not returned or returned is None:
@@ -296,12 +301,12 @@ def _linked_builder(
     unflatten = _builder(treedef, ())
 
     def build(arrays: Sequence[Any], objects: Sequence[Any]) -> Any:
-        given = iter(arrays)
+        unread = iter(arrays)
         return unflatten(
             [
-                next(given)
+                next(unread)
                 if kind is None
-                else flattening.make_variable(kind, next(given))
+                else flattening.make_variable(kind, next(unread))
                 if kind.outer_index is None
                 else objects[kind.outer_index]
                 for kind in kinds
@@ -336,26 +341,27 @@ def _maker(
 
 
 # Stands for where a leaf of the arguments is that is in no object.
-_GIVEN: Any = object()
+_ARGUMENT: Any = object()
 
 
 def _places(tree: Any, signature: Signature) -> list[Any]:
-    """For each leaf `_GIVEN`, or the attribute that has it; ``None`` if none does."""
-    leaf_specs = signature.leaf_specs
-    if tree is None:  # the objects were taken apart with the arguments
-        return [_GIVEN] * len(leaf_specs)
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=nodes.is_node_module)
-    given_paths = {paths.from_jax(path) for path, _ in flat}
-    entries = [*map(paths.from_jax, signature.entry_paths)]
+    """Says where each leaf is that is not the value of a Variable.
 
-    located = [entries[leaf.entry] + leaf.path for leaf in leaf_specs]
+    It is `_ARGUMENT`, or the attribute that has it; ``None`` if none does.
+    """
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=nodes.is_node_module)
+    argument_paths = {paths.from_jax(path) for path, _ in flat}
+    entries = [*map(paths.from_jax, signature.entry_paths)]
+    located = [
+        entries[leaf.entry] + leaf.path
+        for leaf in signature.leaf_specs
+        if leaf.variable is None
+    ]
     return [
-        None
-        if leaf.variable
-        else _GIVEN
-        if path in given_paths
+        _ARGUMENT
+        if path in argument_paths
         else validity_checks.attribute_at(tree, path)
-        for path, leaf in zip(located, leaf_specs, strict=True)
+        for path in located
     ]
 
 
@@ -470,7 +476,6 @@ class DispatchCache:
         latest = self._kept.latest
         if latest is None:
             return MISS
-        # As `_may_be_repeated`, without a call.
         if _jax.current_trace() is not _jax.no_trace or running.stack.observers:
             return MISS
         args = self._bound + args if self._bound else args
@@ -489,9 +494,15 @@ class DispatchCache:
         kwargs: dict[str, Any],
         prepare: Prepare,
     ) -> Any:
-        """Runs a call, by an entry if there is one; else makes one."""
-        made = ownership.versions.latest
-        may_repeat = self._may_keep and _may_be_repeated()
+        """Runs a call by an entry: one that there is, or one made for it.
+
+        The first call of some objects has none, and makes none.
+        """
+        version = ownership.versions.latest
+        # Objects inside a trace are new ones each time. An observer wants to know the
+        # counterparts of these in the trace.
+        is_outside = _jax.current_trace() is _jax.no_trace
+        may_repeat = self._may_keep and is_outside and not running.stack.observers
         read = self._read(args, kwargs) if may_repeat else None
         if read is None:
             return prepare(args, kwargs).run(transformed)
@@ -515,14 +526,16 @@ class DispatchCache:
         call = prepare(args, kwargs)
         if sharing and treedef is not None:
             call.read = tree, flat, treedef  # once
+        out = MISS
         if not is_new:
-            entry = _made(call, tree, flat, made)
+            entry = _entry_of(call, tree, flat, version)
             if entry is not None:
                 kept[_ENTRIES] = validity_checks.with_newest(entry, entries or ())
                 self._kept.latest = entry
+                out = entry.call(transformed, flat)
         elif not sharing:
-            self._keep_structure(call, made)
-        return call.run(transformed)
+            self._keep_structure(call, version)
+        return call.run(transformed) if out is MISS else out
 
     def _read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -533,7 +546,7 @@ class DispatchCache:
         """
         spec, statics = self._spec, ()
         args = (*self._bound, *args)
-        if spec.statics:
+        if spec.statics is not None:
             args, kwargs, statics = decorators.take(
                 spec.statics, args, kwargs, spec.name
             )
@@ -560,7 +573,7 @@ class DispatchCache:
                 return out
         return MISS
 
-    def _keep_structure(self, call: caller.Call, made: int) -> None:
+    def _keep_structure(self, call: caller.Call, version: int) -> None:
         """Makes an entry for such objects."""
         _, flat, treedef = call.read
         are_leaves = all([nodes.kind_of(x) in _LEAVES for x in flat])
@@ -568,7 +581,7 @@ class DispatchCache:
         if call.arguments.signature.may_change_in_place:
             return
         if are_leaves and argument_trees.are_same(flat, call.arguments.leaves):
-            entry = _made(call, None, flat, made)
+            entry = _entry_of(call, None, flat, version)
             if entry is not None:
                 self._of_structure(treedef, call.statics)[_ENTRIES] = (entry,)
 
@@ -582,17 +595,8 @@ class DispatchCache:
 _LEAVES = (Leaf.VARIABLE, Leaf.ARRAY, Leaf.STATIC)
 
 
-def _may_be_repeated() -> bool:
-    """Whether calls may be like others.
-
-    Objects inside a trace are new ones each time. An observer wants to know the
-    counterparts of these in the trace.
-    """
-    return _jax.current_trace() is _jax.no_trace and not running.stack.observers
-
-
-def _made(
-    call: caller.Call, tree: Any, flat: Sequence[Any], made: int
+def _entry_of(
+    call: caller.Call, tree: Any, flat: Sequence[Any], version: int
 ) -> DispatchEntry | None:
     """An entry for a call; ``None`` if none would be right."""
     if _jax.is_tracing():
@@ -601,15 +605,16 @@ def _made(
     roots = [*filter(nodes.is_node_module, flat)]
     boxes = [x for x in flat if nodes.kind_of(x) is Leaf.VARIABLE]
     if boxes or not sharing or own.skeleton is None:
-        validity = validity_checks.ValidityCheck.over(roots, made)
+        validity = validity_checks.ValidityCheck.over(roots, version)
     else:
         validity = validity_checks.ValidityCheck(
-            own.skeleton, own.members, own.objects, made
+            own.skeleton, own.members, own.objects, version
         )
     if not validity.is_complete or validity.reaches(roots):
         return None
-    bare = BareVariables(boxes, validity.variables, bool(call.spec.inputs.donated))
-    if not bare.may_be_kept:
+    are_written = bool(call.spec.inputs.donated)
+    bare = BareVariables(boxes, validity.variables, are_written) if boxes else None
+    if bare is not None and not bare.may_be_kept:
         return None
     try:
         return DispatchEntry(call, tree, flat, validity, bare)
@@ -650,15 +655,15 @@ class Calls(pickling.Rebuilt):
     """
 
     def __init__(self, f: Callable[..., Any], spec: specs.TransformSpec) -> None:
-        self._f, self.spec = f, spec
+        self.spec = spec
+        self._prepare = functools.partial(caller.Call, f, spec)
         self._cache = DispatchCache(spec)
         # Many are called once, and never again: on the line that makes them.
         self._is_called = False
         # Values that an entry writes have no axis to be named.
         self._may_keep = partitioning.PARTITION_NAME not in spec.axis_metadata
-        self._keeps_positions = (
-            spec.keyword_rule is not specs.Keywords.BECOME_POSITIONAL
-        )
+        keyword_rule = spec.keywords[spec.mode.structure]
+        self._keeps_positions = keyword_rule is not specs.Keywords.BECOME_POSITIONAL
 
     def run(
         self,
@@ -688,11 +693,8 @@ class Calls(pickling.Rebuilt):
         is_complete = self._keeps_positions or len(args) >= spec.inputs.count
         if not (self._may_keep and is_complete) or kwargs:
             return self._prepare(args, kwargs).run(transformed)
-        running.note_arguments(spec, args, kwargs, spec.given_functions)
+        running.note_arguments(spec, args, kwargs, spec.functions)
         out = self._cache.repeat(transformed, args, kwargs)
         if out is not MISS:
             return out
         return self._cache.run(transformed, args, kwargs, self._prepare)
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> caller.Call:
-        return caller.Call(self._f, self.spec, args, kwargs)

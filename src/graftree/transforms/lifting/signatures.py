@@ -105,7 +105,7 @@ class Signature:
         parameters: Those of the function, which have other names for them.
         number: Its own, once it is known to be `Interned`. JAX compares it first.
         has_no_contents: Whether its static values are known to have no content that
-            could change (see `tracer_leaks.note`).
+            could change (see `tracer_leaks.contents_in`).
     """
 
     skeleton: graphdefs.GraphDef[Any]

@@ -41,7 +41,7 @@ class TransformSpec:
         mode: The changes that propagate.
         inputs: The prefix of ``(args, kwargs)``, without the static arguments.
         outputs: The prefix of the output.
-        statics: Which arguments are static.
+        statics: Which arguments are static, if any are.
         keywords: The rule for keyword arguments, without graph updates and with.
         axis_metadata: Metadata for Variables whose axis the transform takes away
             inside: the ``transform_metadata`` of the public functions.
@@ -63,7 +63,7 @@ class TransformSpec:
     mode: Propagation
     inputs: Prefix
     outputs: Prefix
-    statics: Chosen = Chosen()
+    statics: Chosen | None = None
     keywords: tuple[Keywords, Keywords] = (Keywords.STAY, Keywords.BECOME_POSITIONAL)
     axis_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     maps_axis: bool = True
@@ -92,11 +92,6 @@ class TransformSpec:
             return self
         inputs = self.inputs.holding(self.held)
         return dataclasses.replace(self, inputs=inputs, functions=held)
-
-    @property
-    def given_functions(self) -> tuple[Any, ...]:
-        """Functions, if they hold objects."""
-        return () if self.functions is None else self.functions.functions
 
     @property
     def held_leaves(self) -> tuple[Any, ...] | None:
@@ -136,11 +131,6 @@ class TransformSpec:
             return None
         ins, outs = self.inputs.values, self.outputs.values
         return Result.prefix((ins, ins, outs))
-
-    @property
-    def keyword_rule(self) -> Keywords:
-        """Rule for keyword arguments in its mode."""
-        return self.keywords[self.mode.structure]
 
 
 class HiddenAxisNames:

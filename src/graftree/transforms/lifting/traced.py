@@ -6,7 +6,6 @@ and not written.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import operator
@@ -17,8 +16,8 @@ import jax
 import numpy as np
 
 from graftree import _jax, errors
-from graftree.core.graph import differences, flattening
-from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph import flattening
+from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, GraphDef, VariableDef
 from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.objects import bookkeeping, callables, pytrees, running
 from graftree.core.variables import partitioning, values, variables
@@ -28,6 +27,7 @@ from graftree.transforms.lifting import (
     argument_trees,
     debug_info,
     decorators,
+    tracer_leaks,
 )
 from graftree.transforms.lifting.leaves import (
     Leaves,
@@ -39,7 +39,6 @@ from graftree.transforms.lifting.leaves import (
 from graftree.transforms.lifting.prefixes import Occurrence, Prefix
 from graftree.transforms.lifting.signatures import FUNCTIONS, Labels, Signature
 from graftree.transforms.lifting.specs import HiddenAxisNames, TransformSpec
-from graftree.transforms.lifting.tracer_leaks import guarded, note
 
 
 class TracedCall:
@@ -97,36 +96,37 @@ class TracedCall:
             number: The one in the tree that stands for it if it holds objects.
             around: Makes the function to call of it.
         """
-        tree: Any = self.tree
-        if self.signature.has_callables:
+        tree, signature = self.tree, self.signature
+        if signature.has_callables:
             tree = callables.closed(tree)
-        args, kwargs = decorators.put(tree[:2], self.signature.statics)
+        args, kwargs = tree[:2]
         functions = tree[2] if len(tree) > 2 else ()
+        if signature.statics:
+            args, kwargs = decorators.put(args, kwargs, signature.statics)
         if functions and functions[number] is not None:
             f = functions[number]
         f = around(f)
         names = functools.partial(debug_info.named, f)
-        with self._guard(), running.inside(self.spec, names, args, kwargs, functions):
-            if partitioning.PARTITION_NAME not in self.spec.axis_metadata:
-                return f(*args, **kwargs)
-            hidden = HiddenAxisNames(self._given, self.spec.axis_metadata)
-            out = f(*args, **kwargs)
-            hidden.put_back(self._occurrences(out))
-            return out
+        contents: list[tracer_leaks.StaticContent] = []
+        if self._contents or not signature.has_no_contents:
+            contents = tracer_leaks.contents_in(self.tree)
+            # Most objects have none, which stays so each time they are built.
+            signature.has_no_contents = not contents
+        try:
+            with running.inside(self.spec, names, args, kwargs, functions):
+                if partitioning.PARTITION_NAME not in self.spec.axis_metadata:
+                    return f(*args, **kwargs)
+                hidden = HiddenAxisNames(self._given, self.spec.axis_metadata)
+                out = f(*args, **kwargs)
+                hidden.put_back(self._occurrences(out))
+                return out
+        finally:
+            if contents:
+                tracer_leaks.take_out(contents, self.spec.name)
 
     def argument(self, number: int) -> Any:
         """A positional argument, or what the functions hold."""
         return self.tree[2] if number == FUNCTIONS else self.tree[0][number]
-
-    def _guard(self) -> contextlib.AbstractContextManager[None]:
-        # Most objects have nothing to guard, which stays so each time they are built.
-        signature = self.signature
-        if signature.has_no_contents and not self._contents:
-            return contextlib.nullcontext()
-        noted = note(self.tree)
-        if not noted and not self._contents:
-            signature.has_no_contents = True
-        return guarded(noted, self.spec.name)
 
     # The way out.
 
@@ -170,8 +170,10 @@ class TracedCall:
         elif self._loses_structure:
             self._warn_of_lost_structure()
         skeleton, leaves = argument_trees.take_apart(out, mode, refs, known, spec.name)
-        self._check_output(out if carried is None else carried[1], refs)
         output = Signature(skeleton)
+        # Usually there are no objects in it, and no new ones in the arguments.
+        if structure is not None or any([x is not LEAF for x in output.entries]):
+            self._check_output(out if carried is None else carried[1], refs)
         if spec.may_differ(self.signature, structure, output):
             argument_errors.check_consistent(spec.name, self._occurrences(out))
         roles = tuple([self.roles[position] for position in changed])
@@ -256,27 +258,16 @@ class TracedCall:
     def _find_structure(
         self, refs: flattening.RefMap, forced: frozenset[int]
     ) -> tuple[Signature | None, list[Any], bool]:
-        """Takes the arguments apart, ``None`` if they stay; are they unchanged?"""
-        leaf_specs = self.signature.leaf_specs
-        may_stay = all([leaf_specs[p].definition is not None for p in forced])
-        skeleton, leaves, is_kept = self._arguments_now(refs)
-        if is_kept and may_stay:
-            return None, [], False
-        now = dataclasses.replace(self.signature, skeleton=skeleton)
-        return now, leaves, is_kept
+        """Takes the arguments apart, ``None`` if they stay; are they unchanged?
 
-    def _arguments_now(
-        self, refs: flattening.RefMap
-    ) -> tuple[GraphDef[Any], list[Any], bool]:
-        """Takes the arguments apart; are they what came in, built as it was?
-
-        Metadata of Variables travels on its own.
+        They are if they are what came in, built as it was. Metadata of Variables
+        travels on its own.
         """
+        signature, leaf_specs = self.signature, self.signature.leaf_specs
         skeleton, leaves = flattening.flatten_leaves(
-            self.signature.treedef, self._roots, True, refs, self._numbers
+            signature.treedef, self._roots, True, refs, self._numbers
         )
-        leaf_specs = self.signature.leaf_specs
-        is_kept = differences.stands_for(skeleton, self.signature.skeleton) and all(
+        is_kept = _stands_for(skeleton, signature.skeleton) and all(
             [
                 leaf_spec.variable or leaf is value
                 for leaf_spec, leaf, value in zip(
@@ -284,7 +275,9 @@ class TracedCall:
                 )
             ]
         )
-        return skeleton, leaves, is_kept
+        if is_kept and all([leaf_specs[p].definition is not None for p in forced]):
+            return None, [], False
+        return dataclasses.replace(signature, skeleton=skeleton), leaves, is_kept
 
     def _warn_of_lost_structure(self) -> None:
         mode, roots, is_kept = self.spec.mode, self._roots, True
@@ -293,7 +286,8 @@ class TracedCall:
                 self.tree, self.signature, roots, mode
             )
         if mode.sharing or self.spec.functions is not None:
-            is_kept = is_kept and self._arguments_now(flattening.RefMap())[2]
+            changed, *_ = self._find_structure(flattening.RefMap(), frozenset())
+            is_kept = is_kept and changed is None
         if not is_kept:
             leaves = argument_trees.leaves_of(self.signature, self.values, self.objects)
             numbers = flattening.IndexMap()
@@ -307,8 +301,6 @@ class TracedCall:
     # Values that may not leave.
 
     def _check_output(self, out: Any, refs: flattening.RefMap) -> None:
-        if not refs:
-            return  # no objects in it, as in most cases
         spec, structure = self.spec, self.spec.mode.structure
         if not structure:
             named = [
@@ -342,6 +334,33 @@ class TracedCall:
         spec, structure = self.spec, self.spec.mode.structure
         inputs = spec.occurrences(self.tree) if structure else self._given
         return [*inputs, *spec.outputs.occurrences(out, spec.mode.sharing)]
+
+
+def _stands_for(skeleton: GraphDef[Any], other: GraphDef[Any]) -> bool:
+    """Whether a skeleton is of the objects of another one, built as they were there.
+
+    Their numbers in the other one are the outer ones of the skeleton. Metadata of
+    Variables may differ.
+    """
+    kinds = (VariableDef, ArrayRefDef)
+    fields = [field for spec in other.specs for field in spec.fields]
+    definitions: dict[int | None, Any] = {
+        field.index: field for field in fields if isinstance(field, kinds)
+    }
+    specs = [
+        spec._replace(
+            index=spec.outer_index,
+            outer_index=None,
+            fields=tuple(
+                [
+                    definitions.get(x.outer_index) if isinstance(x, kinds) else x
+                    for x in spec.fields
+                ]
+            ),
+        )
+        for spec in skeleton.specs
+    ]
+    return GraphDef.of(skeleton.root, specs, skeleton.num_leaves) == other
 
 
 def _new(

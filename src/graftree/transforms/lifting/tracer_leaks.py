@@ -13,18 +13,16 @@ refused.
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
 from graftree import _jax, _python, errors
 from graftree.annotations import Path
-from graftree.core import paths, walks
+from graftree.core import paths
 from graftree.core.graph import nodes
 from graftree.core.objects import attributes
 from graftree.transforms.lifting import debug_info
@@ -35,61 +33,84 @@ _DEPTH = 3
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
-# The path of an object that may change, the object, and its contents.
-Note = tuple[Any, Any, Any]
+class StaticContent(NamedTuple):
+    """An object in a static attribute that may change in place.
+
+    Attributes:
+        path: Where it is in the arguments.
+        content: The list, dict or set that it is, or that has its attributes.
+        former: A copy of that.
+    """
+
+    path: Path
+    content: Any
+    former: Any
 
 
-def note(arguments: Any) -> list[Note]:
-    """All values in static attributes of arguments that may change."""
-    noted: list[Note] = []
-    is_new = walks.Once()
+def contents_in(arguments: Any) -> list[StaticContent]:
+    """Notes all objects in static attributes of arguments that may change."""
+    # By identity; they stay alive, so that nothing else gets one of these numbers.
+    visited: dict[int, Any] = {}
+    contents: list[StaticContent] = []
+    # Paths, values, and how deep these are inspected; the next one is the last.
+    pending = [(*item, _DEPTH) for item in reversed(_statics_in(arguments, visited))]
+    while pending:
+        path, x, depth = pending.pop()
+        is_constant = type(x) in attributes.ATOMS or isinstance(x, _CLOSED)
+        if is_constant or id(x) in visited or nodes.is_node_leaf(x):
+            continue
+        visited[id(x)] = x
+        is_container = isinstance(x, (list, dict, set))
+        content: Any = x if is_container else getattr(x, "__dict__", None)
+        if content is not None:
+            former = dict(content) if isinstance(content, dict) else [*content]
+            contents.append(StaticContent(path, content, former))
+        elif isinstance(x, tuple):
+            content = x
+        if content and depth:
+            is_dict = isinstance(content, dict)
+            items = content.items() if is_dict else enumerate(content)
+            members = [((*path, key), member, depth - 1) for key, member in items]
+            pending += reversed(members)
+    return contents
+
+
+def _statics_in(arguments: Any, visited: dict[int, Any]) -> list[tuple[Path, Any]]:
+    """Lists the values of static attributes; fills ``visited`` with the nodes."""
     statics: list[tuple[Path, Any]] = []
-
-    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
-        if not is_new(x):
-            return None
-        children = []
+    pending: list[tuple[Path, Any]] = [((), arguments)]
+    while pending:
+        path, x = pending.pop()
+        if id(x) in visited:
+            continue
+        visited[id(x)] = x
+        below = []
         for key, value, is_data in nodes.children(x):
             kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
             if is_data is False or (is_data is None and kind is nodes.Leaf.STATIC):
                 if type(value) not in attributes.ATOMS:
                     statics.append(((*path, key), value))
             elif not isinstance(kind, nodes.Leaf):
-                children.append((key, value))
-        return children
-
-    collections.deque(walks.walk(arguments, below), maxlen=0)
-
-    def content(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
-        is_known = type(x) in attributes.ATOMS or isinstance(x, _CLOSED)
-        if is_known or nodes.is_node_leaf(x) or not is_new(x):
-            return None
-        members = _content(x)
-        if members is None and isinstance(x, tuple):
-            members = x
-        if members is None or len(path) > deepest:
-            return []
-        return [*(members.items() if isinstance(members, dict) else enumerate(members))]
-
-    for start, static in statics:
-        deepest = len(start) - 1 + _DEPTH
-        for path, x in walks.walk(static, content, start):
-            if _content(x) is not None:
-                noted.append((path, x, _items(x)))
-    return noted
+                below.append(((*path, key), value))
+        pending += reversed(below)
+    return statics
 
 
-@contextlib.contextmanager
-def guarded(noted: Sequence[Note], transform: str) -> Iterator[None]:
-    """Keeps tracers out of the noted objects."""
-    try:
-        yield
-    finally:
-        leaks = [note for note in noted if _has_new_tracer(*note[1:])]
-        for _, holder, items in leaks:
-            _restore(holder, items)
-        if leaks:
-            _warn([path for path, *_ in leaks], transform)
+def take_out(contents: Sequence[StaticContent], transform: str) -> None:
+    """Gives those that got a tracer their content back, and warns of these."""
+    paths = []
+    for path, content, former in contents:
+        is_dict = isinstance(content, dict)
+        former_ids = {*map(id, former.values() if is_dict else former)}
+        current = content.values() if is_dict else content
+        added = jax.tree.leaves([x for x in current if id(x) not in former_ids])
+        if any([isinstance(x, _jax.Tracer) for x in added]):
+            paths.append(path)
+            content.clear()
+            restore = content.extend if isinstance(content, list) else content.update
+            restore(former)
+    if paths:
+        _warn(paths, transform)
 
 
 def _warn(paths: list[Any], transform: str) -> None:
@@ -109,31 +130,6 @@ def _describe(path: Any) -> str:
     kind, key, *rest = path
     argument = f"args[{key}]" if kind == 0 else f"argument {key!r}"
     return f"{argument}, at {paths.to_string(tuple(rest))}"
-
-
-def _content(x: Any) -> Any:
-    """Finds the list, dict or set that an object is, or that holds its attributes."""
-    return x if isinstance(x, (list, dict, set)) else getattr(x, "__dict__", None)
-
-
-def _items(holder: Any) -> Any:
-    content = _content(holder)
-    return dict(content) if isinstance(content, dict) else [*content]
-
-
-def _has_new_tracer(holder: Any, items: Any) -> bool:
-    current = _items(holder)
-    if isinstance(current, dict):
-        current, items = [*current.values()], [*items.values()]
-    known_ids = {*map(id, items)}
-    leaves = jax.tree.leaves([x for x in current if id(x) not in known_ids])
-    return any([isinstance(x, _jax.Tracer) for x in leaves])
-
-
-def _restore(holder: Any, items: Any) -> None:
-    content = _content(holder)
-    content.clear()
-    content.extend(items) if isinstance(content, list) else content.update(items)
 
 
 @jax.tree_util.register_static
