@@ -1,7 +1,7 @@
 """The body of a loop: some leaves are carried, some are scanned, the others stay.
 
-A loop is a call with one step, which `Loop.run` gives to JAX's loop as its body. There,
-`TracedCall` rebuilds all arguments from the carried leaves, the slices of the scanned
+A loop is a call with one step, `Loop.step`, the body of JAX's loop. There, `TracedCall`
+rebuilds all arguments from the carried leaves, the slices of the scanned
 ones, and the rest. The step's changes, and where each changed leaf is after the loop,
 are recorded in Python (JAX traces it once, with the loop), and put together after the
 loop.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +36,13 @@ from graftree.transforms.lifting import (
     programs,
     signatures,
 )
-from graftree.transforms.lifting.leaves import Leaves, Result, ResultPart, join
+from graftree.transforms.lifting.leaves import (
+    Leaves,
+    Result,
+    ResultPart,
+    ResultSpec,
+    join,
+)
 from graftree.transforms.lifting.signatures import FUNCTIONS, LeafSpec, Signature
 from graftree.transforms.lifting.specs import TransformSpec
 from graftree.transforms.lifting.traced import TracedCall
@@ -94,32 +99,9 @@ class CarrySpec:
             )
         return out[index], (*out[:index], None, *out[index + 1 :])
 
-    def start_in(self, out: Signature) -> int:
-        """Returns the index of the first entry of the carry in an output."""
-        if self.output is None:
-            return 0
-        outputs = out.treedef.children()[: self.output]
-        return sum(output.num_leaves for output in outputs)
-
 
 class CarryStructureError(TypeError, ValueError):
     """A step changed the structure of the carry; either type, as in Flax NNX."""
-
-
-class _FlattenedArgument(NamedTuple):
-    """An argument as a step left it, taken apart.
-
-    Attributes:
-        signature: Its static part.
-        olds: The objects up to it before the step.
-        news: The objects up to it after the step.
-        leaves: Its leaves.
-    """
-
-    signature: Signature
-    olds: list[Any]
-    news: list[Any]
-    leaves: list[Any]
 
 
 class _LeafOrigin(NamedTuple):
@@ -134,9 +116,16 @@ class _LeafOrigin(NamedTuple):
     axis: int | None = None
 
 
-# ``step(run, carried, scanned)`` returns the leaves for the next step, and those to
-# stack. It calls the function as ``run(call)``.
-Step = Callable[..., tuple[Leaves, list[Any]]]
+class _Notes(NamedTuple):
+    """What is known of the result of a loop once a step is traced.
+
+    Attributes:
+        spec: The static part of the result.
+        origins: Those of its leaves, and then those of the content of moved refs.
+    """
+
+    spec: ResultSpec
+    origins: list[_LeafOrigin]
 
 
 class Loop:
@@ -162,84 +151,82 @@ class Loop:
         self.spec = spec
         self.carry_spec = carry_spec
         self.signature, self.values, self.roles = join(groups)
-        self._carry_leaves = self.signature.leaves_of(carry_spec.argument)
+        self._notes: _Notes | None = None
         axes = [spec.inputs.values[role] for role in self.roles]
-
-        def is_carried(argument: int) -> bool:
+        arguments = [*range(len(self.signature.treedef.children()[0].children()))]
+        if spec.functions is not None:
+            arguments.append(FUNCTIONS)  # what they hold is carried like an argument
+        # The static part of each carried argument, by its position.
+        self._initial_signatures: dict[int, Signature] = {}
+        for argument in arguments:
             argument_axes = axes[slice(*self.signature.leaves_of(argument))]
             # If a part is scanned, each step gets a new object.
             is_scanned = any([isinstance(axis, int) for axis in argument_axes])
             by_filters = Carry in argument_axes and not is_scanned
-            return argument == carry_spec.argument or (
-                spec.mode.structure and by_filters
-            )
-
-        positions = [*range(len(self.signature.treedef.children()[0].children()))]
-        if spec.functions is not None:
-            positions.append(FUNCTIONS)  # what they hold is carried like an argument
-        # The static part of each carried argument, by its position.
-        self._initial_signatures = {
-            argument: self.signature.of_argument(argument)
-            for argument in filter(is_carried, positions)
-        }
-        # JAX slices refs along their first axis only.
-        self._moved = [
-            i
-            for i, (x, axis) in enumerate(zip(self.values, axes, strict=True))
-            if _jax.is_ref(x) and (axis if isinstance(axis, int) else moves_refs)
-        ]
-        self._carried = [i for i, x in enumerate(axes) if self._is_carried(i, x)]
-        self._scanned = {i: x for i, x in enumerate(axes) if isinstance(x, int)}
+            if argument == carry_spec.argument or (spec.mode.structure and by_filters):
+                signature = self.signature.of_argument(argument)
+                self._initial_signatures[argument] = signature
+        # The positions of leaves: of refs whose content is carried or scanned, of
+        # carried leaves, of scanned ones with their axes.
+        self._moved: list[int] = []
+        self._carried: list[int] = []
+        self._scanned: dict[int, int] = {}
         contents = list(self.values)
-        for i in self._moved:
-            contents[i] = contents[i][...]
-        for i, axis in self._scanned.items():
-            for x in jax.tree.leaves(contents[i]):
-                if not -jnp.ndim(x) <= axis < jnp.ndim(x):
-                    raise ValueError(_lacks_axis(self.signature.leaf_specs[i], x, axis))
-            contents[i] = _moved(contents[i], axis, 0)
+        leaf_specs = self.signature.leaf_specs
+        for i, (leaf_spec, axis) in enumerate(zip(leaf_specs, axes, strict=True)):
+            is_ref, is_scanned = _jax.is_ref(contents[i]), isinstance(axis, int)
+            # JAX slices refs along their first axis only.
+            is_moved = is_ref and bool(axis if is_scanned else moves_refs)
+            # Without graph updates, writes to Variables are kept.
+            is_kept = leaf_spec.variable is not None and not spec.mode.structure
+            if is_moved:
+                self._moved.append(i)
+                contents[i] = contents[i][...]
+            if is_scanned:
+                self._scanned[i] = axis
+                for x in jax.tree.leaves(contents[i]):
+                    if not -jnp.ndim(x) <= axis < jnp.ndim(x):
+                        raise ValueError(_lacks_axis(leaf_spec, x, axis))
+                contents[i] = _moved(contents[i], axis, 0)
+            elif is_moved or (not is_ref and (axis is Carry or is_kept)):
+                self._carried.append(i)
         self.initial = Leaves.picked(contents, self.signature, self._carried)
         self.scanned = Leaves.picked(contents, self.signature, [*self._scanned])
 
-    def _is_carried(self, position: int, axis: Any) -> bool:
-        if isinstance(axis, int):
-            return False
-        if _jax.is_ref(self.values[position]):
-            return position in self._moved
-        is_variable = self.signature.leaf_specs[position].variable is not None
-        return axis is Carry or (is_variable and not self.spec.mode.structure)
+    def step(
+        self,
+        f: Callable[[TracedCall], Any],
+        carried: Leaves,
+        scanned: Leaves | None = None,
+    ) -> tuple[Leaves, list[Any]]:
+        """Traces one step, which calls the function as ``f(call)``.
 
-    def run(self, loop: Callable[[Step], tuple[Leaves, Any]]) -> Any:
-        """Runs JAX's loop over a step, and returns the argument of `Call.commit`.
-
-        ``loop`` gets the step; it returns the leaves that the last one left, and all
-        stacked ones.
+        Returns:
+            The leaves for the next step, and those to stack.
         """
-        notes: list[Any] = []
+        following, stacked, self._notes, changed = self._outcome(f, carried, scanned)
+        if changed:
+            self._check_settled(f, carried, scanned, changed)
+        return following, stacked
 
-        def step(
-            f: Callable[[TracedCall], Any],
-            carried: Leaves,
-            scanned: Leaves | None = None,
-        ) -> tuple[Leaves, list[Any]]:
-            values, stacked, notes[:], after = self._outcome(f, carried, scanned)
-            if after != self._initial_signatures:
-                self._check_settled(f, carried, scanned, after)
-            return values, stacked
+    def result(self, carried: Leaves, stacked: Sequence[Any]) -> Result:
+        """Makes the argument of `Call.commit`, after the loop.
 
-        carried, stacked = loop(step)
-        assert notes, "JAX traces the step before the loop ends"
-        last = carried.by_position()
-
-        def value(source: _LeafOrigin) -> Any:
-            if source.axis is None:
-                return last.get(source.index, self.values[source.index])
-            return _moved(stacked[source.index], 0, source.axis)
-
-        returned, sources, refs = notes
-        for position, source in zip(self._moved, refs, strict=True):
-            self.values[position][...] = value(source)
-        return Result.of(returned, map(value, sources))
+        Args:
+            carried: The leaves that the last step left.
+            stacked: All stacked ones.
+        """
+        assert self._notes, "JAX traces the step before the loop ends"
+        last, values = carried.by_position(), []
+        for index, axis in self._notes.origins:
+            if axis is None:
+                values.append(last.get(index, self.values[index]))
+            else:
+                values.append(_moved(stacked[index], 0, axis))
+        count = len(values) - len(self._moved)
+        for position, content in zip(self._moved, values[count:], strict=True):
+            self.values[position][...] = content
+        return Result.of(self._notes.spec, values[:count])
 
     def traced(self, carried: Leaves, scanned: Leaves | None = None) -> TracedCall:
         """Puts together the arguments of one step."""
@@ -254,107 +241,77 @@ class Loop:
 
     def _outcome(
         self, f: Callable[[TracedCall], Any], carried: Leaves, scanned: Leaves | None
-    ) -> tuple[Leaves, list[Any], list[Any], dict[int, Signature]]:
+    ) -> tuple[Leaves, list[Any], _Notes, dict[int, Signature]]:
         """Traces one step.
 
         Returns:
             The leaves for the next step; the leaves to stack; notes; and the static
-            parts of the carried arguments after it. The notes are the static part of
-            the result, and where the leaves are that changed, of the structure, of the
-            output, and of refs that were moved.
+            parts of the carried arguments that it changed.
         """
         call = self.traced(carried, scanned)
         out = f(call)
         carry, others = self.carry_spec.split(out)
-        after, objects, leaves = self._flatten_carried(call, carry)
+        changed, objects, leaves = self._flatten_carried(call, carry)
         result = self._without_dropped(call.collect(out, carried=(objects, others)))
-        changed, structure, output = result.spec.parts
-        start, _ = self.signature.entries_of(self.carry_spec.argument)
-        shift = start - self.carry_spec.start_in(result.spec.out)
-        replaced = [self._position(structure, i) for i in structure.positions]
-        positions = [
-            *changed.positions,
-            *replaced,
-            *[self._position(output, i, shift) for i in output.positions],
-        ]
-        values = [call.current(i) for i in range(len(self.values))]
-        # Arrays that are attributes may have been replaced.
-        for position, value in zip(replaced, result.parts()[1], strict=True):
-            if position is not None:
-                values[position] = value
-        values[slice(*self._carry_leaves)] = map(flattening.raw_of, leaves)
-        for position in self._moved:
-            values[position] = call.values[position][...]
-        stacked: list[Any] = []
-
-        def source_of(value: Any, axis: Any, position: int | None) -> _LeafOrigin:
+        contents = [call.values[position][...] for position in self._moved]
+        places = self._places(result.spec.parts)
+        places += [(self._scanned.get(position), position) for position in self._moved]
+        values = [call.current(position) for position in range(len(self.values))]
+        stacked, origins = list[Any](), list[_LeafOrigin]()
+        for value, (axis, position) in zip(
+            [*result.leaves, *contents], places, strict=True
+        ):
             if isinstance(axis, int):
+                origins.append(_LeafOrigin(len(stacked), axis))
                 stacked.append(value)
-                return _LeafOrigin(len(stacked) - 1, axis)
-            if position is None:
+            elif position is not None:
+                origins.append(_LeafOrigin(position))
+                values[position] = value  # an attribute that is an array may be new
+            else:
                 raise CarryStructureError(
                     f"nnx.{self.spec.name}: the structure of a carried or broadcast "
                     "argument must not change, but it has new data.\nAdd it before the "
                     "loop, or give the argument an axis."
                 )
-            return _LeafOrigin(position)
-
-        ins, outs = self.spec.inputs.values, self.spec.outputs.values
-        axes = [ins[group] for group in changed.groups + structure.groups]
-        axes += [outs[group] for group in output.groups]
-        sources = [*map(source_of, result.leaves, axes, positions)]
-        refs = [source_of(values[i], self._scanned.get(i), i) for i in self._moved]
-        notes = [result.spec, sources, refs]
+        carry_leaves = slice(*self.signature.leaves_of(self.carry_spec.argument))
+        values[carry_leaves] = map(flattening.raw_of, leaves)
+        for position, content in zip(self._moved, contents, strict=True):
+            values[position] = content
         following = Leaves.picked(values, self.signature, self._carried)
-        return following, stacked, notes, after
+        return following, stacked, _Notes(result.spec, origins), changed
 
-    def _check_settled(
-        self,
-        f: Callable[[TracedCall], Any],
-        carried: Leaves,
-        scanned: Leaves | None,
-        after: dict[int, Signature],
-    ) -> None:
-        """Raises unless the second step, after the changes of the first, is equal.
+    def _places(self, parts: Sequence[ResultPart]) -> list[tuple[Any, int | None]]:
+        """Lists for each leaf of a result its axis, and its position in the arguments.
 
-        It must leave the carried values with the structure that it got them with, by
-        the same program. Then all steps do.
+        That is where the arguments have a leaf at its path; there may be none.
         """
-        initial = self._initial_signatures
-        changed = next(x for x in initial if after[x] != initial[x])
-        error = self._structure_error(changed, after[changed])
-        # What the copy knows of the leaves stays right: they are where they were.
-        second, skeleton = copy.copy(self), self.signature.skeleton
-        for argument, signature in after.items():
-            span = self.signature.entries_of(argument)
-            skeleton = skeleton.with_part(*span, signature.skeleton)
-        second.signature = dataclasses.replace(self.signature, skeleton=skeleton)
-        second._initial_signatures = after
-
-        def program_of(loop: Loop) -> Any:
-            def program(*groups: Any) -> Any:
-                *results, _, left = loop._outcome(f, *groups)
-                if left != after:
-                    raise error
-                return jax.tree.leaves(results)
-
-            return jax.make_jaxpr(program)(carried, scanned)
-
-        if not programs.are_equal(program_of(self), program_of(second)):
-            raise error
+        ins, outs = self.spec.inputs.values, self.spec.outputs.values
+        # In the output, the carry is elsewhere than in the arguments.
+        start, _ = self.signature.entries_of(self.carry_spec.argument)
+        outputs = parts[2].signature.treedef.children()
+        before = outputs[: self.carry_spec.output or 0]
+        shifts = (0, 0, start - sum([treedef.num_leaves for treedef in before]))
+        position_at = {x: i for i, x in enumerate(self.signature.skeleton.paths())}
+        places = list[tuple[Any, int | None]]()
+        for part, axes, shift in zip(parts, (ins, ins, outs), shifts, strict=True):
+            paths = part.signature.skeleton.paths()
+            for i, group in zip(part.positions, part.groups, strict=True):
+                entry, *keys = paths[i]
+                places.append((axes[group], position_at.get((entry + shift, *keys))))
+        return places
 
     def _without_dropped(self, result: Result) -> Result:
         """Drops the changes that don't survive the loop, and warns of those.
 
         With graph updates, these are the changes of values that all steps share.
         """
-        if not self.spec.mode.structure:
-            return result
         axes, tree = self.spec.inputs.values, self.spec.inputs.tree[0]
         changes = result.spec.parts[0]
         surviving = [
             i for i, group in enumerate(changes.groups) if axes[group] is not None
         ]
+        if not self.spec.mode.structure or len(surviving) == len(changes.groups):
+            return result
         dropped = {*changes.positions} - {changes.positions[i] for i in surviving}
         for argument, axis in enumerate(tree if isinstance(tree, tuple) else ()):
             if axis is not None:  # filters drop it on purpose
@@ -366,17 +323,6 @@ class Loop:
             )
         return result.with_changes(surviving)
 
-    @functools.cached_property
-    def _positions(self) -> dict[Any, int]:
-        return {path: i for i, path in enumerate(self.signature.skeleton.paths())}
-
-    def _position(
-        self, result_part: ResultPart, position: int, shift: int = 0
-    ) -> int | None:
-        """Finds the argument's leaf at the path of a leaf of a part of the result."""
-        entry, *path = result_part.signature.skeleton.paths()[position]
-        return self._positions.get((entry + shift, *path))
-
     # The carried arguments.
 
     def _flatten_carried(
@@ -385,57 +331,58 @@ class Loop:
         """Takes apart the arguments and the carry after a step.
 
         Returns:
-            The static part of each carried argument; of the carry the Variables and
-            refs, and the leaves.
+            The static part of each carried argument that changed; of the carry the
+            Variables and refs, and the leaves.
         """
-        after, objects, leaves = {**self._initial_signatures}, [], []
-        for argument in self._initial_signatures:
+        changed, objects, leaves = dict[int, Signature](), list[Any](), list[Any]()
+        for argument, initial in self._initial_signatures.items():
             is_carry = argument == self.carry_spec.argument
-            value = carry if is_carry else call.argument(argument)
-            flattened = self._flatten(call, argument, value)
+            # Objects are numbered as in the arguments. So equal signatures have objects
+            # with equal numbers at equal paths, and these must be the same.
+            first, stop = [
+                next(self.signature.numbers(start), len(call.objects))
+                for start in self.signature.entries_of(argument)
+            ]
+            olds = [call.objects[i] for i in range(stop)]
+            refs = flattening.RefMap([(olds[i], i) for i in range(first)])
+            skeleton, argument_leaves = argument_trees.take_apart(
+                carry if is_carry else call.argument(argument),
+                self.spec.mode,
+                refs,
+                flattening.RefMap(),
+                self.spec.name,
+            )
+            after, news = Signature(skeleton), [*refs]
             if is_carry:
-                self._check_carry(argument, flattened)
-                objects = filter(nodes.is_variable_or_ref, flattened.news)
-                leaves = flattened.leaves
-            # New data is stacked or refused by `source_of`.
-            if is_carry or self._may_settle(argument, flattened):
-                after[argument] = flattened.signature
-        return after, [*objects], leaves
+                objects = [*filter(nodes.is_variable_or_ref, news)]
+                leaves = argument_leaves
+            if initial == after and argument_trees.are_same(olds, news):
+                continue
+            if is_carry:
+                self._check_carry(argument, after, olds, news)
+            # New data elsewhere is stacked or refused.
+            if initial != after and self._may_settle(argument, after, olds, news):
+                changed[argument] = after
+        return changed, objects, leaves
 
-    def _flatten(
-        self, call: TracedCall, argument: int, value: Any
-    ) -> _FlattenedArgument:
-        """Takes apart the value that an argument has after a step.
-
-        Its objects are numbered as in the arguments. So equal signatures have objects
-        with equal numbers at equal paths, and these must be the same.
-        """
-        first, stop = [
-            next(self.signature.numbers(start), len(call.objects))
-            for start in self.signature.entries_of(argument)
-        ]
-        olds = [call.objects[i] for i in range(stop)]
-        refs = flattening.RefMap([(olds[i], i) for i in range(first)])
-        skeleton, leaves = argument_trees.take_apart(
-            value, self.spec.mode, refs, flattening.RefMap(), self.spec.name
-        )
-        return _FlattenedArgument(Signature(skeleton), olds, [*refs], leaves)
-
-    def _check_carry(self, argument: int, flattened: _FlattenedArgument) -> None:
+    def _check_carry(
+        self,
+        argument: int,
+        after: Signature,
+        olds: Sequence[Any],
+        news: Sequence[Any],
+    ) -> None:
         """Raises unless the carry has the structure and the objects that it had."""
         initial = self._initial_signatures[argument]
-        identified = self._identified(initial, flattened.olds)
-        if not argument_trees.are_same(
-            identified, self._identified(flattened.signature, flattened.news)
-        ):
+        identified = self._identified(initial, olds)
+        if not argument_trees.are_same(identified, self._identified(after, news)):
             raise self._identity_error()
-        changed = initial != flattened.signature
-        if changed and not self._may_settle(argument, flattened):
-            raise self._structure_error(argument, flattened.signature)
+        if initial != after and not self._may_settle(argument, after, olds, news):
+            raise self._structure_error(argument, after)
         if self.spec.mode.structure:
-            tops = flattened.signature.skeleton.tops()
+            tops = after.skeleton.tops()
             free = {top.index for top in tops if self.carry_spec.may_be_new(top)}
-            pairs = enumerate(zip(flattened.olds, flattened.news, strict=True))
+            pairs = enumerate(zip(olds, news, strict=True))
             if not all([x is y or index in free for index, (x, y) in pairs]):
                 raise self._identity_error()
 
@@ -476,15 +423,54 @@ class Loop:
 
     # A step may set static attributes of carried objects, as `model.train()` does.
 
-    def _may_settle(self, argument: int, flattened: _FlattenedArgument) -> bool:
+    def _check_settled(
+        self,
+        f: Callable[[TracedCall], Any],
+        carried: Leaves,
+        scanned: Leaves | None,
+        changed: dict[int, Signature],
+    ) -> None:
+        """Raises unless the second step, after the changes of the first, is equal.
+
+        It must leave the carried values with the structure that it got them with, by
+        the same program. Then all steps do.
+        """
+        error = self._structure_error(*next(iter(changed.items())))
+        # What the copy knows of the leaves stays right: they are where they were.
+        second, skeleton = copy.copy(self), self.signature.skeleton
+        for argument, signature in changed.items():
+            span = self.signature.entries_of(argument)
+            skeleton = skeleton.with_part(*span, signature.skeleton)
+        second.signature = dataclasses.replace(self.signature, skeleton=skeleton)
+        second._initial_signatures = self._initial_signatures | changed
+
+        def program_of(loop: Loop, changes: dict[int, Signature]) -> Any:
+            def program(*groups: Any) -> Any:
+                *results, _, found = loop._outcome(f, *groups)
+                if found != changes:
+                    raise error
+                return jax.tree.leaves(results)
+
+            return jax.make_jaxpr(program)(carried, scanned)
+
+        if not programs.are_equal(program_of(self, changed), program_of(second, {})):
+            raise error
+
+    def _may_settle(
+        self,
+        argument: int,
+        after: Signature,
+        olds: Sequence[Any],
+        news: Sequence[Any],
+    ) -> bool:
         """Whether only static attributes can have changed in an argument."""
         initial = self._initial_signatures[argument]
         return (
             self.carry_spec.takes_changes
             and self.spec.mode.structure
-            and len(flattened.olds) == len(flattened.news)
-            and initial.treedef == flattened.signature.treedef
-            and initial.skeleton.leaves() == flattened.signature.skeleton.leaves()
+            and len(olds) == len(news)
+            and initial.treedef == after.treedef
+            and initial.skeleton.leaves() == after.skeleton.leaves()
         )
 
 

@@ -12,7 +12,7 @@ import jax
 from graftree import _jax, config
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.variables.variables import Variable
-from graftree.transforms.control_flow.loop_bodies import Carry, CarrySpec, Loop, Step
+from graftree.transforms.control_flow.loop_bodies import Carry, CarrySpec, Loop
 from graftree.transforms.lifting import caller, debug_info, decorators, programs
 from graftree.transforms.lifting.dispatch import Calls
 from graftree.transforms.lifting.leaves import Leaves
@@ -124,14 +124,11 @@ def _scanned(
     def traced(*groups: Leaves) -> Any:
         loop = Loop(spec, carry_spec, groups)
 
-        def steps(step: Step) -> Any:
-            def body(carried: Leaves, scanned: Leaves) -> Any:
-                return step(lambda call: call.run(f), carried, scanned)
+        def body(carried: Leaves, scanned: Leaves) -> Any:
+            return loop.step(lambda call: call.run(f), carried, scanned)
 
-            named = debug_info.named_after(f, body)
-            return jax.lax.scan(named, loop.initial, loop.scanned, **options)
-
-        return loop.run(steps)
+        named = debug_info.named_after(f, body)
+        return loop.result(*jax.lax.scan(named, loop.initial, loop.scanned, **options))
 
     run = functools.partial(programs.run, f, traced, name="scan")
     calls = Calls(f, spec)
@@ -271,13 +268,13 @@ def while_loop(
         (True, 3)
     """
 
-    def steps(loop: Loop, step: Step) -> Any:
+    def last_of(loop: Loop) -> Leaves:
         def condition(carried: Leaves) -> Any:
             answer = loop.traced(carried).run(cond_fun, number=1)
             return answer.get_value() if isinstance(answer, Variable) else answer
 
         def once(carried: Leaves) -> Leaves:
-            return step(lambda call: call.run(body_fun), carried)[0]
+            return loop.step(lambda call: call.run(body_fun), carried)[0]
 
         condition = debug_info.named_after(cond_fun, condition, has_own_names=True)
         body = debug_info.named_after(body_fun, once)
@@ -288,7 +285,7 @@ def while_loop(
         # The condition would not see the body's writes to a ref.
         functions = {"body_fun": body_fun, "cond_fun": cond_fun}
         return _run_loop(
-            "while_loop", mode, steps, functions, init_val, moves_refs=True
+            "while_loop", mode, last_of, functions, init_val, moves_refs=True
         )
 
 
@@ -351,12 +348,12 @@ def fori_loop(
         6
     """
 
-    def steps(loop: Loop, step: Step) -> Any:
+    def last_of(loop: Loop) -> Leaves:
         def once(i: Any, carried: Leaves) -> Leaves:
             def at_i(body: Callable[..., Any]) -> Callable[[Any], Any]:
                 return lambda value: body(i, value)
 
-            return step(lambda call: call.run(body_fun, 0, at_i), carried)[0]
+            return loop.step(lambda call: call.run(body_fun, 0, at_i), carried)[0]
 
         first = debug_info.parameters_of(body_fun).name_of(0)
         named = debug_info.named_after(body_fun, once, [first])
@@ -366,7 +363,7 @@ def fori_loop(
     mode = config.propagation(graph, graph_updates)
     with _jax.hidden_frames:
         functions = {"body_fun": body_fun}
-        return _run_loop("fori_loop", mode, steps, functions, init_val, skipped=1)
+        return _run_loop("fori_loop", mode, last_of, functions, init_val, skipped=1)
 
 
 _CARRY_SPEC = CarrySpec(
@@ -379,7 +376,7 @@ _CARRY_SPEC = CarrySpec(
 def _run_loop(
     name: str,
     mode: config.Propagation,
-    steps: Callable[[Loop, Step], Leaves],
+    last_of: Callable[[Loop], Leaves],
     functions: Mapping[str, Callable[..., Any]],
     init_val: Any,
     moves_refs: bool = False,
@@ -400,7 +397,7 @@ def _run_loop(
 
     def traced(*groups: Leaves) -> Any:
         loop = Loop(spec, _CARRY_SPEC, groups, moves_refs)
-        return loop.run(lambda step: (steps(loop, step), ()))
+        return loop.result(last_of(loop), ())
 
     run = functools.partial(programs.run, body, traced, name=name)
     return caller.Call(body, spec, (init_val,), {}).run(run)

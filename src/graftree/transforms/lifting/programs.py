@@ -64,10 +64,9 @@ def run(
 
     named = debug_info.named_after(function, inner, leading, name=name)
     program, shapes = jax.make_jaxpr(named, return_shape=True)(*operands)
-    _, captured = jaxprs.opened(program)
-    earlier = kept.find(program, named.__name__) if config.caches.are_used else None
-    compiled = earlier or _compile(program, named.__name__)
-    outputs = compiled(captured, jax.tree.leaves(operands))
+    find = kept.find if config.caches.are_used else _compile
+    compiled = find(program, named.__name__)
+    outputs = compiled(program.consts, jax.tree.leaves(operands))
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
 
@@ -75,7 +74,7 @@ def are_equal(first: Any, second: Any) -> bool:
     """Whether two programs are the same; when in doubt they are not."""
     order = _jax.order_of_derivative()
     try:
-        is_equal = _Key(order).of(first) == _Key(order).of(second)
+        is_equal = _key_of(first, order) == _key_of(second, order)
     except TypeError:
         return False
     constants = jaxprs.opened(first)[1], jaxprs.opened(second)[1]
@@ -96,42 +95,34 @@ def _compile(program: Any, name: str) -> Callable[..., list[Any]]:
     and goes on with the values read as long as any program holds the array, even after
     it was changed in place. So numbers within the program are copied.
     """
-    jaxpr, _ = jaxprs.opened(program)
-    free = jaxprs.part([*jaxpr.constvars, *jaxpr.invars], *_with_own_numbers(jaxpr))
+    jaxpr = _copied(jaxprs.opened(program)[0])
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    without_constants = jaxprs.part(inputs, jaxpr.eqns, jaxpr.outvars)
 
     def evaluate(constants: list[Any], values: list[Any]) -> list[Any]:
-        return jax.core.eval_jaxpr(free, (), *constants, *values)
+        return jax.core.eval_jaxpr(without_constants, (), *constants, *values)
 
     evaluate.__name__ = name
     return jax.jit(evaluate)
 
 
-def _with_own_numbers(jaxpr: Any) -> tuple[list[Any], list[Any]]:
-    """Equations and outputs of a program, with copies of the numbers in them."""
-    equations = [
-        equation.replace(
-            invars=[*map(_own_number, equation.invars)],
-            params={key: _own_parts(x) for key, x in equation.params.items()},
-        )
-        for equation in jaxpr.eqns
-    ]
-    return equations, [*map(_own_number, jaxpr.outvars)]
-
-
-def _own_number(x: Any) -> Any:
+def _copied(x: Any) -> Any:
+    """Copies the user's numbers in a program, or in a part of one."""
     if isinstance(x, jaxprs.Literal) and isinstance(x.val, np.ndarray):
         return jaxprs.Literal(x.val.copy(), x.aval)
-    return x
-
-
-def _own_parts(x: Any) -> Any:
     if type(x) is tuple:
-        return tuple(map(_own_parts, x))
+        return tuple(map(_copied, x))
     if not isinstance(x, jaxprs.PROGRAMS):
         return x
     jaxpr, constants = jaxprs.opened(x)
-    equations, outputs = _with_own_numbers(jaxpr)
-    copied = jaxpr.replace(eqns=equations, outvars=outputs)
+    equations = [
+        equation.replace(
+            invars=[*map(_copied, equation.invars)],
+            params={name: _copied(value) for name, value in equation.params.items()},
+        )
+        for equation in jaxpr.eqns
+    ]
+    copied = jaxpr.replace(eqns=equations, outvars=[*map(_copied, jaxpr.outvars)])
     return copied if x is jaxpr else x.replace(jaxpr=copied, consts=constants)
 
 
@@ -145,17 +136,17 @@ class KeptPrograms:
     def __len__(self) -> int:
         return len(self._compiled)
 
-    def find(self, program: Any, name: str) -> Callable[..., list[Any]] | None:
-        """Finds the function that runs a program, if that can be compared."""
+    def find(self, program: Any, name: str) -> Callable[..., list[Any]]:
+        """Finds the function that runs a program, or makes it."""
         try:
             order = _jax.order_of_derivative()
-            key = name, order, _Key(order).of(program)
+            key = name, order, _key_of(program, order)
             hash(key)
         except TypeError:  # something has no hash
-            return None
+            return _compile(program, name)
         with self._lock:
-            known_program = self._compiled.pop(key, None)
-            self._compiled[key] = compiled = known_program or _compile(program, name)
+            compiled = self._compiled.pop(key, None) or _compile(program, name)
+            self._compiled[key] = compiled
             if len(self._compiled) > MOST:
                 del self._compiled[next(iter(self._compiled))]
         return compiled
@@ -182,93 +173,79 @@ _PLAIN = frozenset({bool, int, str, bytes, type(None)})
 _TRUSTED = frozenset({"graftree", "jax", "jaxlib", "ml_dtypes", "numpy"})
 
 
-class _Key:
-    """Makes the key of one program.
+def _key_of(program: Any, order: int) -> Hashable:
+    """Makes the key of a program, without the constants of the outermost one.
 
     Args:
-        order: How many times the program may be differentiated.
+        program: The program.
+        order: How many times it may be differentiated.
     """
+    jaxpr, _ = jaxprs.opened(program)
+    numbers = {x: i for i, x in enumerate([*jaxpr.constvars, *jaxpr.invars])}
+    key: list[Hashable] = [len(jaxpr.invars), *[x.aval for x in numbers]]
 
-    def __init__(self, order: int) -> None:
-        self._order = order
-        self._contexts: dict[int, Any] = {}
+    def of_atom(x: Any) -> Hashable:
+        if isinstance(x, jaxprs.Literal):
+            return x.aval, _key_of_value(x.val, order)
+        return numbers[x]
 
-    def of(self, program: Any) -> Hashable:
-        """Makes the key of a program, without the constants of the outermost one."""
-        jaxpr, _ = jaxprs.opened(program)
-        numbers = {x: i for i, x in enumerate([*jaxpr.constvars, *jaxpr.invars])}
-        types = [x.aval for x in numbers]
-        equations = [self._of_equation(x, numbers) for x in jaxpr.eqns]
-        outputs = [self._of_atom(x, numbers) for x in jaxpr.outvars]
-        return len(jaxpr.invars), *types, *equations, *outputs
-
-    def _of_equation(self, equation: Any, numbers: dict[Any, int]) -> Hashable:
-        inputs = [self._of_atom(x, numbers) for x in equation.invars]
+    for equation in jaxpr.eqns:
+        inputs = [*map(of_atom, equation.invars)]
         for x in equation.outvars:
             numbers[x] = len(numbers)
         rules = _RULES.get(equation.primitive.name, ())
         parameters: list[Hashable] = [
-            (key, self._of_value(x))
-            for key, x in equation.params.items()
-            if key not in rules
+            (name, _key_of_value(x, order))
+            for name, x in equation.params.items()
+            if name not in rules
         ]
-        if rules and self._order:
-            parameters.append(self._of_rules(equation, rules))
-        return (
-            equation.primitive,
-            len(equation.outvars),
-            self._of_context(_jax.context_of(equation)),
-            *_jax.scopes_of(equation),
-            *inputs,
-            *parameters,
+        if rules and order:
+            parameters.append(_key_of_rules(equation, rules, order))
+        key.append(
+            (
+                equation.primitive,
+                len(equation.outvars),
+                _jax.context_of(equation),  # JAX has one object for equal ones
+                *_jax.scopes_of(equation),
+                *inputs,
+                *parameters,
+            )
         )
+    return *key, *map(of_atom, jaxpr.outvars)
 
-    def _of_rules(self, equation: Any, names: Iterable[str]) -> Hashable:
-        """Makes the key of the rules for a derivative: of their present program."""
-        rule = jaxprs.rule_of_derivative(equation)
-        if rule is None:
-            return tuple([_same(equation.params.get(name)) for name in names])
-        program, constants = rule
-        return _Key(self._order - 1).of(program), *map(_same, constants)
 
-    def _of_atom(self, x: Any, numbers: dict[Any, int]) -> Hashable:
-        if isinstance(x, jaxprs.Literal):
-            return x.aval, self._of_value(x.val)
-        return numbers[x]
+def _key_of_rules(equation: Any, names: Iterable[str], order: int) -> Hashable:
+    """Makes the key of the rules for a derivative: of their present program."""
+    rule = jaxprs.rule_of_derivative(equation)
+    if rule is None:
+        return tuple([_same(equation.params.get(name)) for name in names])
+    program, constants = rule
+    return _key_of(program, order - 1), *map(_same, constants)
 
-    def _of_context(self, context: Any) -> Hashable:
-        """Makes the key of a context, which many equations share."""
-        key = self._contexts.get(id(context))
-        if key is None:
-            slots = getattr(type(context), "__slots__", ())
-            names = [x for x in slots if x != "__weakref__"]
-            parts = tuple([self._of_value(getattr(context, x, None)) for x in names])
-            # Only identity could compare a value with unknown parts.
-            key = self._contexts[id(context)] = parts or _same(context)
-        return key
 
-    def _of_value(self, x: Any) -> Hashable:
-        kind = type(x)
-        if kind in _PLAIN:
-            return kind, x
-        if isinstance(x, _NUMBERS):
-            x = np.asarray(x)
-            return kind, x.dtype, x.shape, x.tobytes()
-        if isinstance(x, jaxprs.PROGRAMS):
-            return kind, self.of(x), *map(_same, jaxprs.opened(x)[1])
-        if isinstance(x, (tuple, list)):
-            return kind, *map(self._of_value, x)
-        if isinstance(x, (dict, frozenset)):
-            members = x.items() if isinstance(x, dict) else x
-            return kind, frozenset(map(self._of_value, members))
-        if kind.__module__.partition(".")[0] not in _TRUSTED:
-            return _same(x)
-        if dataclasses.is_dataclass(x):
-            fields = dataclasses.fields(x)
-            return kind, *[self._of_value(getattr(x, f.name)) for f in fields]
-        # A function may reach anything; so may one that JAX has wrapped.
-        is_function = callable(x) or hasattr(x, "call_wrapped")
-        return _same(x) if is_function or isinstance(x, jax.Array) else (kind, x)
+def _key_of_value(x: Any, order: int) -> Hashable:
+    """Makes the key of a parameter or a number, or of a part of one."""
+    kind = type(x)
+    if kind in _PLAIN:
+        return kind, x
+    if isinstance(x, _NUMBERS):
+        x = np.asarray(x)
+        return kind, x.dtype, x.shape, x.tobytes()
+    if isinstance(x, jaxprs.PROGRAMS):
+        return kind, _key_of(x, order), *map(_same, jaxprs.opened(x)[1])
+    if isinstance(x, (tuple, list)):
+        return kind, *[_key_of_value(member, order) for member in x]
+    if isinstance(x, (dict, frozenset)):
+        members = x.items() if isinstance(x, dict) else x
+        return kind, frozenset([_key_of_value(member, order) for member in members])
+    if kind.__module__.partition(".")[0] not in _TRUSTED:
+        return _same(x)
+    if dataclasses.is_dataclass(x):
+        values = [getattr(x, field.name) for field in dataclasses.fields(x)]
+        return kind, *[_key_of_value(value, order) for value in values]
+    # A function may reach anything; so may one that JAX has wrapped.
+    is_function = callable(x) or hasattr(x, "call_wrapped")
+    return _same(x) if is_function or isinstance(x, jax.Array) else (kind, x)
 
 
 def _same(x: Any) -> ByIdentity:
