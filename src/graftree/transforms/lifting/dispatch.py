@@ -127,7 +127,7 @@ class DispatchEntry:
         in_order = [*range(len(self._sources))]
         self._groups: list[tuple[Any, Any]] = []
         for _, leaves_spec in call.groups:
-            positions = leaves_spec.positions
+            *_, positions = leaves_spec
             positions = in_order if positions is None else positions
             sources = [self._sources[position] for position in positions]
             pick = None if sources == in_order else _picker(sources)
