@@ -430,7 +430,7 @@ class Builder:
         leaf = next(unread)
         if field is LEAF:
             return leaf
-        if type(field) is graphdefs.ArrayRefDef:
+        if type(field) is not VariableDef:
             # A frozen array instead of a ref is allowed and stays an array.
             ref = self.existing[field.outer_index] if leaf is KEEP else leaf
             self.built[field.index] = ref
