@@ -95,9 +95,9 @@ def _compile(program: Any, name: str) -> Callable[..., list[Any]]:
     and goes on with the values read as long as any program holds the array, even after
     it was changed in place. So numbers within the program are copied.
     """
-    jaxpr = _copied(jaxprs.opened(program)[0])
+    jaxpr = _copied(program.jaxpr)
     inputs = [*jaxpr.constvars, *jaxpr.invars]
-    without_constants = jaxprs.part(inputs, jaxpr.eqns, jaxpr.outvars)
+    without_constants = jaxpr.replace(constvars=[], invars=inputs)
 
     def evaluate(constants: list[Any], values: list[Any]) -> list[Any]:
         return jax.core.eval_jaxpr(without_constants, (), *constants, *values)
