@@ -153,6 +153,21 @@ def test_an_ema_keeps_the_bits_and_averages_the_biases():
     assert np.array_equal(averaged.bias[...], [1.0, 1.0, 1.0])
 
 
+def test_a_dynamic_scale_keeps_the_bits():
+    model, x = nnx.Linear(4, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 4))
+    surgery.quantize(model, ...)
+    surgery.add_lora(model, ..., rank=2, rngs=nnx.Rngs(1))
+    bits = model.kernel.get_raw_value()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.LoRAParam)
+    scaler = nnx.precision.DynamicScale()
+    loss_fn = scaler.value_and_grad(
+        lambda model: jnp.mean(model(x) ** 2), argnums=nnx.DiffState(0, nnx.LoRAParam)
+    )
+    scaler.update(optimizer, model, loss_fn(model)[1])
+    assert model.kernel.get_raw_value() is bits
+    assert model.lora.lora_b[...].any()
+
+
 @pytest.mark.parametrize("qtype", ["int8", "int4"])
 def test_checkpoints_and_adapters(qtype, tmp_path):
     def build():

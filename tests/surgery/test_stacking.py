@@ -58,7 +58,9 @@ def test_a_stack_in_a_stack_is_unstacked_after_the_outer_one():
     before = held_by(model)
     nnx.surgery.stack(model, "outer.*.**.blocks")
     nnx.surgery.stack(model, "outer")
-    with pytest.raises(ValueError, match=r"blocks is inside the Stack outer,.*3 layers"):
+    with pytest.raises(
+        ValueError, match=r"blocks is inside the Stack outer,.*3 layers"
+    ):
         nnx.surgery.unstack(model)
     assert nnx.surgery.unstack(model, "outer") == [("outer",)]
     nnx.surgery.stack(model, "outer")
