@@ -129,6 +129,7 @@ def beam_search(
         pad=pad,
         padded_length=padded_length,
     )
+    steps.check_tokens(NAME, model, task)
     settings = _Settings(num_beams, num_return_sequences, early_stopping)
     return generation.concrete(_generate(model, task, settings, length_penalty))
 

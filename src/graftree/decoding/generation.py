@@ -131,10 +131,10 @@ def generate(
             returns anything but logits, or if an argument is traced that decides the
             program.
         ValueError: If a prompt is empty or too long; if ``inputs`` are not as many as
-            prompts; if a token is negative, or not an
-            int32; if a sampler that draws gets no key; or if a call of the model adds
-            or replaces Variables, or changes their shapes. It may write to those that
-            it has, as a Dropout in training mode does.
+            prompts; if a token is negative, not an int32, or not in the `nnx.Embed` of
+            the model; if a sampler that draws gets no key; or if a call of the model
+            adds or replaces Variables, or changes their shapes. It may write to those
+            that it has, as a Dropout in training mode does.
 
     Example:
         >>> class Counts(nnx.Module):  # the next token is one more
@@ -159,6 +159,7 @@ def generate(
         pad=pad,
         padded_length=padded_length,
     )
+    steps.check_tokens("nnx.decoding.generate", model, task)
     return concrete(_generate(model, task))
 
 
@@ -254,6 +255,7 @@ def stream(
     chunk = tasks.whole("nnx.decoding.stream", chunk=chunk)
     if chunk < 1:
         raise ValueError(f"nnx.decoding.stream: chunk must be at least 1, got {chunk}.")
+    steps.check_tokens("nnx.decoding.stream", model, task)
     return _stream(model, task, chunk)
 
 

@@ -119,6 +119,8 @@ def speculate(
     ]
     # Prompts are padded to what both models can take.
     task = min(read, key=lambda task: task.tokens.shape[1])
+    for name, of in (("model", model), ("draft", draft)):
+        steps.check_tokens(f"{NAME}, {name}=", of, task)
     return generation.concrete(_generate(model, draft, task, draft_tokens))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from graftree import _jax, errors
 from graftree.annotations import Path
@@ -17,7 +18,9 @@ from graftree.core.graph import differences, flattening, traversals
 from graftree.core.variables.variables import Variable
 from graftree.decoding import sampling
 from graftree.decoding.tasks import Stops, Task
+from graftree.nn import linear
 from graftree.nn.caches import KeyValueCache
+from graftree.transforms import recordings
 
 
 def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
@@ -39,6 +42,36 @@ def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
     logits = model(task.tokens, positions=positions, cache=cache)
     last = (task.lengths - 1)[:, None, None]
     return cache, jnp.take_along_axis(logits, last, axis=1)[:, 0]
+
+
+def check_tokens(call: str, model: Any, task: Task) -> None:
+    """Raises if a prompt has a token that an `Embed` lacks; not for traced prompts.
+
+    A row that is not there would be NaN, and the next token 0. The number of logits may
+    say that the model has other tables, or looks up parts of tokens.
+    """
+    tokens = task.tokens
+    if isinstance(tokens, _jax.Tracer) or not tokens.is_fully_addressable:
+        return
+    largest, sizes = int(np.asarray(tokens).max()), []
+    for _, part in traversals.iter_nodes(model, graph=True):
+        if isinstance(part, linear.Embed):
+            if part.num_embeddings > largest:
+                return
+            sizes.append(part.num_embeddings)
+    if not sizes:
+        return
+    logits = recordings.eval_shape(lambda *args: prefill(*args)[1], model, task)
+    size = max(*sizes, logits.shape[-1])
+    if largest >= size:
+        raise ValueError(
+            errors.message(
+                f"{call}: the prompts have a token {largest}, but the tokens of the "
+                f"{type(model).__name__} are from 0 to {size - 1}.",
+                way_out="Use the tokenizer of the model. If it is the padding token, "
+                f"pass pad={largest}.",
+            )
+        )
 
 
 def key_value_caches(cache: Any) -> list[KeyValueCache]:
