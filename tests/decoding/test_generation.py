@@ -408,7 +408,7 @@ def test_what_is_no_token_is_told(model, token):
 @tables.cases(
     "call",
     generate,
-    stream,
+    lambda *args, **options: [*stream(*args, **options)],
     lambda *args, **options: nnx.decoding.beam_search(*args, num_beams=2, **options),
     lambda model, *args, **options: nnx.decoding.speculate(
         model, model, *args, **options

@@ -20,7 +20,6 @@ from graftree.decoding import sampling
 from graftree.decoding.tasks import Stops, Task
 from graftree.nn import linear
 from graftree.nn.caches import KeyValueCache
-from graftree.transforms import recordings
 
 
 def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
@@ -44,11 +43,16 @@ def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
     return cache, jnp.take_along_axis(logits, last, axis=1)[:, 0]
 
 
-def check_tokens(call: str, model: Any, task: Task) -> None:
+def num_tokens(logits: jax.Array) -> jax.Array:
+    """How many tokens the logits are for, as a result of a program."""
+    return jnp.int32(logits.shape[-1])
+
+
+def check_tokens(call: str, model: Any, task: Task, num_tokens: jax.Array) -> None:
     """Raises if a prompt has a token that an `Embed` lacks; not for traced prompts.
 
-    A row that is not there would be NaN, and the next token 0. The number of logits may
-    say that the model has other tables, or looks up parts of tokens.
+    The row of such a token is NaN, and the next token 0. If there are logits for it,
+    the model has other tables, or looks up parts of tokens.
     """
     tokens = task.tokens
     if isinstance(tokens, _jax.Tracer) or not tokens.is_fully_addressable:
@@ -59,19 +63,17 @@ def check_tokens(call: str, model: Any, task: Task) -> None:
             if part.num_embeddings > largest:
                 return
             sizes.append(part.num_embeddings)
-    if not sizes:
+    if not sizes or isinstance(num_tokens, _jax.Tracer) or largest < num_tokens:
         return
-    logits = recordings.eval_shape(lambda *args: prefill(*args)[1], model, task)
-    size = max(*sizes, logits.shape[-1])
-    if largest >= size:
-        raise ValueError(
-            errors.message(
-                f"{call}: the prompts have a token {largest}, but the tokens of the "
-                f"{type(model).__name__} are from 0 to {size - 1}.",
-                way_out="Use the tokenizer of the model. If it is the padding token, "
-                f"pass pad={largest}.",
-            )
+    size = max(*sizes, int(num_tokens))
+    raise ValueError(
+        errors.message(
+            f"{call}: the prompts have a token {largest}, but the tokens of the "
+            f"{type(model).__name__} are from 0 to {size - 1}.",
+            way_out="Use the tokenizer of the model. If it is the padding token, "
+            f"pass pad={largest}.",
         )
+    )
 
 
 def key_value_caches(cache: Any) -> list[KeyValueCache]:
