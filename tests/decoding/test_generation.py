@@ -405,6 +405,29 @@ def test_what_is_no_token_is_told(model, token):
         generate(model, [[1]], max_new_tokens=1, stop=[2**32 + 3])
 
 
+@tables.cases(
+    "call",
+    generate,
+    lambda *args, **options: [*stream(*args, **options)],
+    lambda *args, **options: nnx.decoding.beam_search(*args, num_beams=2, **options),
+    lambda model, *args, **options: nnx.decoding.speculate(
+        model, model, *args, **options
+    ),
+)
+def test_a_token_that_the_model_lacks_is_told(call):
+    model = models.Attends()
+    told = r"decoding\.\w+.*a token 90,.*Attends are from 0 to 89(?s:.*)pad=90"
+    with pytest.raises(ValueError, match=told):
+        call(model, [[1, 2], [90]], max_new_tokens=1)
+    call(model, [[1, 2], [89]], max_new_tokens=1)
+
+    class Buckets(models.Attends):
+        def __call__(self, tokens, **options):
+            return jnp.tile(super().__call__(tokens % 90, **options), 2)
+
+    call(Buckets(), [[1, 2], [90]], max_new_tokens=1)
+
+
 @tables.cases("prompts", 7, [1, 2, 3], np.array([1, 2, 3]), jnp.array([1, 2]))
 def test_a_single_prompt_is_told_to_be_a_batch_of_one(model, prompts):
     with pytest.raises(TypeError, match=r"\[\[1, 2, 3\]\]"):

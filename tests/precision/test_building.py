@@ -569,6 +569,24 @@ def test_bare_arrays_of_a_model_are_brought_back_too():
     assert model.seen == 1
 
 
+@pytest.mark.filterwarnings("ignore:Hooks:UserWarning")
+@pytest.mark.parametrize("x", [1.0, jnp.inf])
+def test_variables_with_hooks_take_the_steps_of_those_without(x):
+    hooks = {"on_get_value": lambda _, x: 2 * x, "on_set_value": lambda _, x: x / 2}
+    hooked = nnx.Dict(w=nnx.Param(jnp.array(3.0), **hooks))
+    plain = nnx.Dict(w=nnx.Param(hooked.w.get_raw_value()))
+    for model, factor in ((hooked, 1.0), (plain, 2.0)):
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        scaler = nnx.precision.DynamicScale()
+        gradient = scaler.value_and_grad(
+            lambda model, x, c: (c * model.w[...] * x) ** 2
+        )
+        _, grads = gradient(model, x, factor)
+        scaler.update(optimizer, model, grads)
+    assert hooked.w.get_raw_value() == plain.w.get_raw_value()
+    assert (plain.w[...] == 3.0) == (x == jnp.inf)
+
+
 def test_models_in_array_refs_are_left_alone_too():
     net = nnx.with_vars(zoo.Block(), ref=True)
     optimizer = nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import meshes
 from tests.comparisons import raises
 from tests.surgery.adapted_kinds import CALL, KINDS, check, numbers
 
@@ -151,6 +153,40 @@ def test_an_ema_keeps_the_bits_and_averages_the_biases():
     assert isinstance(averaged.kernel.get_raw_value(), qwix.QArray)
     assert np.array_equal(averaged.kernel[...], model.kernel[...])
     assert np.array_equal(averaged.bias[...], [1.0, 1.0, 1.0])
+
+
+def test_layers_of_divided_bits_can_be_stacked():
+    mesh = meshes.mesh_of(layers=2, rows=4)
+    metadata = {"kernel_metadata": {"out_sharding": ("rows", None)}}
+    with jax.set_mesh(mesh):
+        layers = [nnx.Linear(8, 8, **metadata, rngs=nnx.Rngs(i)) for i in range(4)]
+        model = nnx.Dict(blocks=nnx.List(layers))
+        surgery.quantize(model, nnx.Linear)
+        x = expected = jnp.ones((2, 8))
+        for layer in layers:
+            expected = layer(expected)
+        surgery.stack(model, "blocks", axis_name="layers")
+        np.testing.assert_allclose(model.blocks(x), expected, rtol=1e-5)
+        model.blocks.each(lambda layer: None)
+        kernel = model.blocks.layers.kernel.get_raw_value()
+    assert kernel.qvalue.sharding.spec == P("layers", "rows", None)
+    assert kernel.scale.shape == (4, 1, 8)
+    assert kernel.scale.sharding.spec[0] == "layers"
+
+
+def test_a_dynamic_scale_keeps_the_bits():
+    model, x = nnx.Linear(4, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 4))
+    surgery.quantize(model, ...)
+    surgery.add_lora(model, ..., rank=2, rngs=nnx.Rngs(1))
+    bits = model.kernel.get_raw_value()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.LoRAParam)
+    scaler = nnx.precision.DynamicScale()
+    loss_fn = scaler.value_and_grad(
+        lambda model: jnp.mean(model(x) ** 2), argnums=nnx.DiffState(0, nnx.LoRAParam)
+    )
+    scaler.update(optimizer, model, loss_fn(model)[1])
+    assert model.kernel.get_raw_value() is bits
+    assert model.lora.lora_b[...].any()
 
 
 @pytest.mark.parametrize("qtype", ["int8", "int4"])

@@ -58,7 +58,9 @@ def test_a_stack_in_a_stack_is_unstacked_after_the_outer_one():
     before = held_by(model)
     nnx.surgery.stack(model, "outer.*.**.blocks")
     nnx.surgery.stack(model, "outer")
-    with pytest.raises(ValueError, match="blocks is inside the Stack outer"):
+    with pytest.raises(
+        ValueError, match=r"blocks is inside the Stack outer,.*3 layers"
+    ):
         nnx.surgery.unstack(model)
     assert nnx.surgery.unstack(model, "outer") == [("outer",)]
     nnx.surgery.stack(model, "outer")
@@ -68,6 +70,20 @@ def test_a_stack_in_a_stack_is_unstacked_after_the_outer_one():
     nnx.surgery.stack(model, "outer")
     with pytest.raises(ValueError, match="stack the inner ones before the outer one"):
         nnx.surgery.stack(model, "outer.**.blocks")
+
+
+def test_the_first_axis_of_an_ensemble_is_not_that_of_the_layers():
+    def make(key):
+        return nnx.Dict(blocks=nnx.Stack(layer, 4, rngs=nnx.Rngs(key)))
+
+    def layer(rngs):
+        return nnx.Linear(2, 2, rngs=rngs)
+
+    model = nnx.vmap(make)(jax.random.split(jax.random.key(0), 3))
+    with pytest.raises(
+        ValueError, match=r"Stack of 4 layers has .* that of 3.\n.*vmap"
+    ):
+        nnx.surgery.unstack(model)
 
 
 def test_checkpoints_of_one_form_load_into_the_other(tmp_path):

@@ -415,3 +415,14 @@ def test_copies_have_the_sharding_of_the_model():
     ema = nnx.EMA([kernel], 0.5)
     ema.update([kernel])
     assert ema.params[0].sharding == kernel.sharding
+
+
+@pytest.mark.filterwarnings("ignore:Hooks:UserWarning")
+def test_ema_averages_what_is_stored_and_runs_no_hook():
+    hooks = {"on_get_value": lambda _, x: 2 * x, "on_set_value": lambda _, x: x / 2}
+    model = nnx.Dict(w=nnx.Param(jnp.array(4.0), **hooks))
+    ema = nnx.EMA(model, 0.75)
+    model.w[...] = jnp.array(16.0)  # stores 8
+    ema.update(model)
+    assert ema.params["w"].get_raw_value() == 5.0
+    assert ema.apply_to(model).w[...] == 10.0

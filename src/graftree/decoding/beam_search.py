@@ -130,7 +130,9 @@ def beam_search(
         padded_length=padded_length,
     )
     settings = _Settings(num_beams, num_return_sequences, early_stopping)
-    return generation.concrete(_generate(model, task, settings, length_penalty))
+    *arrays, num_tokens = _generate(model, task, settings, length_penalty)
+    steps.check_tokens(NAME, model, task, num_tokens)
+    return generation.concrete(arrays)
 
 
 def _check(beams: int, results: int, early_stopping: Any) -> None:
@@ -189,8 +191,9 @@ class _SearchState(NamedTuple):
 def _generate(
     model: Any, task: Task, settings: _Settings, length_penalty: Any
 ) -> tuple[jax.Array, ...]:
-    """Returns tokens, how many count, lengths of stops, and scores."""
+    """Returns tokens, how many count, lengths of stops, scores; how many there are."""
     cache, logits = steps.prefill(model, task)
+    num_tokens = steps.num_tokens(logits)
     steps.check_separate(NAME, model, cache)
     axes = _batch_axes(model, task, cache)
     batch, beams, beside = task.tokens.shape[0], settings.beams, task.beside
@@ -226,7 +229,8 @@ def _generate(
     search = loops.while_loop(is_unfinished, advance, carry)[0]
     results = [x[:, : settings.results] for x in search.ended]
     tokens, lengths, scores = (x.reshape(-1, *x.shape[2:]) for x in results)
-    return tokens, lengths, steps.stop_lengths(tokens, lengths, task.stop), scores
+    stops = steps.stop_lengths(tokens, lengths, task.stop)
+    return tokens, lengths, stops, scores, num_tokens
 
 
 def _log_probs(

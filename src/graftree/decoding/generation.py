@@ -131,10 +131,10 @@ def generate(
             returns anything but logits, or if an argument is traced that decides the
             program.
         ValueError: If a prompt is empty or too long; if ``inputs`` are not as many as
-            prompts; if a token is negative, or not an
-            int32; if a sampler that draws gets no key; or if a call of the model adds
-            or replaces Variables, or changes their shapes. It may write to those that
-            it has, as a Dropout in training mode does.
+            prompts; if a token is negative, not an int32, or not in the `nnx.Embed` of
+            the model; if a sampler that draws gets no key; or if a call of the model
+            adds or replaces Variables, or changes their shapes. It may write to those
+            that it has, as a Dropout in training mode does.
 
     Example:
         >>> class Counts(nnx.Module):  # the next token is one more
@@ -159,7 +159,9 @@ def generate(
         pad=pad,
         padded_length=padded_length,
     )
-    return concrete(_generate(model, task))
+    *arrays, num_tokens = _generate(model, task)
+    steps.check_tokens("nnx.decoding.generate", model, task, num_tokens)
+    return concrete(arrays)
 
 
 def concrete(arrays: Sequence[jax.Array]) -> Generated:
@@ -258,7 +260,8 @@ def stream(
 
 
 def _stream(model: Any, task: Task, chunk: int) -> Iterator[Generated]:
-    progress = _first(model, task)
+    progress, num_tokens = _first(model, task)
+    steps.check_tokens("nnx.decoding.stream", model, task, num_tokens)
     task = dataclasses.replace(task, inputs=None)  # the cache has what is needed
     for start in range(0, task.count, chunk):
         progress, arrays, is_running = _next(model, task, progress, start, chunk)
@@ -286,10 +289,11 @@ class _Progress(NamedTuple):
 
 
 @jit.jit
-def _generate(model: Any, task: Task) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Makes all tokens; returns them, how many count, and the lengths of stops."""
-    progress = _decode(model, task, _prefill(model, task), task.count)
-    return _arrays(progress, task.stop)
+def _generate(model: Any, task: Task) -> tuple[jax.Array, ...]:
+    """Returns tokens, how many count, lengths of stops; how many tokens there are."""
+    progress, num_tokens = _prefill(model, task)
+    progress = _decode(model, task, progress, task.count)
+    return *_arrays(progress, task.stop), num_tokens
 
 
 def _arrays(progress: _Progress, stop: Stops) -> tuple[Any, Any, Any]:
@@ -300,11 +304,11 @@ def _arrays(progress: _Progress, stop: Stops) -> tuple[Any, Any, Any]:
 
 @jit.jit
 def _first(model: Any, task: Task) -> Any:
-    """Makes the first token."""
-    progress = _prefill(model, task)
+    """Makes the first token, and says how many there are to choose from."""
+    progress, num_tokens = _prefill(model, task)
     steps.check_separate("nnx.decoding.stream", model, progress.cache)
     # No rounds: a call of the model that is not allowed fails before the first one.
-    return functional.split(_decode(model, task, progress, 1))
+    return functional.split(_decode(model, task, progress, 1)), num_tokens
 
 
 @jit.jit(static_argnums=4, donate_argnums=2)
@@ -320,15 +324,16 @@ def _next(
     return functional.split(progress), arrays, progress.is_running.any()
 
 
-def _prefill(model: Any, task: Task) -> _Progress:
-    """Reads the prompts, and chooses the first token of each."""
+def _prefill(model: Any, task: Task) -> tuple[_Progress, jax.Array]:
+    """Reads the prompts, and chooses the first token of each, of how many there are."""
     cache, logits = steps.prefill(model, task)
     batch = task.tokens.shape[0]
     tokens = jnp.zeros((batch, task.count), jnp.int32)
     rows = jnp.zeros(batch, jnp.int32), tokens, jnp.ones(batch, bool)
     zeros, tokens, is_running = task.beside(rows)
     progress = _Progress(jnp.int32(0), zeros, tokens, zeros, is_running, cache)
-    return _choose(task, task.processors, logits, progress)
+    progress = _choose(task, task.processors, logits, progress)
+    return progress, steps.num_tokens(logits)
 
 
 def _decode(model: Any, task: Task, progress: _Progress, until: Any) -> _Progress:

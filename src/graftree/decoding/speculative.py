@@ -119,7 +119,10 @@ def speculate(
     ]
     # Prompts are padded to what both models can take.
     task = min(read, key=lambda task: task.tokens.shape[1])
-    return generation.concrete(_generate(model, draft, task, draft_tokens))
+    *arrays, num_tokens = _generate(model, draft, task, draft_tokens)
+    for name, of in (("model", model), ("draft", draft)):
+        steps.check_tokens(f"{NAME}, {name}=", of, task, num_tokens)
+    return generation.concrete(arrays)
 
 
 def _check_ropes(model: Any) -> None:
@@ -151,8 +154,8 @@ class _DraftProgress(NamedTuple):
 @jit.jit(static_argnums=3)
 def _generate(
     model: Any, draft: Any, task: Task, draft_tokens: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the tokens, how many count, and the lengths of stops."""
+) -> tuple[jax.Array, ...]:
+    """Returns tokens, how many count, lengths of stops; how many tokens there are."""
     cache, logits = steps.prefill(model, task)
     draft_cache, guesses = steps.prefill(draft, task)
     _check_same_tokens(logits, guesses)
@@ -183,7 +186,8 @@ def _generate(
 
     progress = loops.while_loop(is_unfinished, advance, carry)[0]
     tokens, counts = progress.tokens, progress.counts
-    return tokens, counts, steps.stop_lengths(tokens, counts, task.stop)
+    stops = steps.stop_lengths(tokens, counts, task.stop)
+    return tokens, counts, stops, steps.num_tokens(logits)
 
 
 def _check_same_tokens(logits: jax.Array, guesses: jax.Array) -> None:

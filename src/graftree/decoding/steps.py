@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from graftree import _jax, errors
 from graftree.annotations import Path
@@ -17,6 +18,7 @@ from graftree.core.graph import differences, flattening, traversals
 from graftree.core.variables.variables import Variable
 from graftree.decoding import sampling
 from graftree.decoding.tasks import Stops, Task
+from graftree.nn import linear
 from graftree.nn.caches import KeyValueCache
 
 
@@ -39,6 +41,39 @@ def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
     logits = model(task.tokens, positions=positions, cache=cache)
     last = (task.lengths - 1)[:, None, None]
     return cache, jnp.take_along_axis(logits, last, axis=1)[:, 0]
+
+
+def num_tokens(logits: jax.Array) -> jax.Array:
+    """How many tokens the logits are for, as a result of a program."""
+    return jnp.int32(logits.shape[-1])
+
+
+def check_tokens(call: str, model: Any, task: Task, num_tokens: jax.Array) -> None:
+    """Raises if a prompt has a token that an `Embed` lacks; not for traced prompts.
+
+    The row of such a token is NaN, and the next token 0. If there are logits for it,
+    the model has other tables, or looks up parts of tokens.
+    """
+    tokens = task.tokens
+    if isinstance(tokens, _jax.Tracer) or not tokens.is_fully_addressable:
+        return
+    largest, sizes = int(np.asarray(tokens).max()), []
+    for _, part in traversals.iter_nodes(model, graph=True):
+        if isinstance(part, linear.Embed):
+            if part.num_embeddings > largest:
+                return
+            sizes.append(part.num_embeddings)
+    if not sizes or isinstance(num_tokens, _jax.Tracer) or largest < num_tokens:
+        return
+    size = max(*sizes, int(num_tokens))
+    raise ValueError(
+        errors.message(
+            f"{call}: the prompts have a token {largest}, but the tokens of the "
+            f"{type(model).__name__} are from 0 to {size - 1}.",
+            way_out="Use the tokenizer of the model. If it is the padding token, "
+            f"pass pad={largest}.",
+        )
+    )
 
 
 def key_value_caches(cache: Any) -> list[KeyValueCache]:

@@ -20,15 +20,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from graftree import errors
 from graftree.annotations import Axes, Dtype, Filter, Initializer, Path, PromoteDtypeFn
-from graftree.core import filters
-from graftree.core.graph import functional
-from graftree.core.modules.modules import Module
+from graftree.core import filters, paths
+from graftree.core.graph import functional, traversals
+from graftree.core.modules.modules import EqualLayers, Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.states import states
 from graftree.core.text.descriptions import describe_shape
-from graftree.core.variables import variables
+from graftree.core.variables import kinds, variables
 from graftree.core.variables.kinds import BatchStat, Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import initializers
@@ -75,7 +76,8 @@ class SpectralNorm(Module):
             ``(*path, "sigma")``, ``[]``.
 
     Raises:
-        ValueError: If a Param has more than two axes, and that is an error.
+        ValueError: If a Param has more than two axes, and that is an error; or if the
+            layer has a `Stack`, whose arrays each hold the weights of several layers.
         AttributeError: If ``rngs`` has no stream ``params``.
 
     Example:
@@ -104,6 +106,7 @@ class SpectralNorm(Module):
         update_stats: bool = True,
         rngs: Rngs,
     ):
+        _check_no_stack("SpectralNorm", layer_instance)
         self.layer_instance = layer_instance
         self.n_steps = n_steps
         self.epsilon = epsilon
@@ -160,7 +163,9 @@ class SpectralNorm(Module):
         if self.n_steps < 1:
             return []
         matrices = []
-        for path, param in _variables(self.layer_instance, Param):
+        for path, param in _variables(self.layer_instance, Variable):
+            if not issubclass(kinds.kind_of(param), Param):  # frozen ones are
+                continue
             ndim = getattr(param.get_value(), "ndim", 0)
             if ndim > 2 and self.error_on_non_matrix:
                 raise ValueError(
@@ -234,7 +239,9 @@ class WeightNorm(Module):
             ``feature_axes``; or ``None``.
 
     Raises:
-        ValueError: If a feature axis does not exist. It is also an IndexError.
+        ValueError: If a feature axis does not exist, which is also an IndexError; or if
+            the layer has a `Stack`, whose arrays each hold the weights of several
+            layers.
         AttributeError: If scales are wanted and ``rngs`` has no stream ``params``.
 
     Example:
@@ -268,6 +275,7 @@ class WeightNorm(Module):
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
     ):
+        _check_no_stack("WeightNorm", layer_instance)
         self.layer_instance = layer_instance
         self.feature_axes = () if feature_axes is None else feature_axes
         self.use_scale = use_scale
@@ -360,14 +368,29 @@ def _variables(layer: Module, filter_: Filter) -> list[tuple[Path, Variable[Any]
     return [(path, leaf) for path, leaf in flat if isinstance(leaf, Variable)]
 
 
+def _check_no_stack(name: str, layer: Any) -> None:
+    """Raises if layers are stacked: their weights would be normalized as one."""
+    for path, part in traversals.iter_nodes(layer, graph=True):
+        if isinstance(part, EqualLayers):
+            raise ValueError(
+                errors.message(
+                    f"{name} can't wrap a Stack: each of its arrays holds the weights "
+                    "of several layers, which would be normalized as one.",
+                    where=paths.below("layer_instance", path),
+                    way_out=f"Wrap each layer: nnx.Stack(lambda rngs: nnx.{name}("
+                    "make(rngs), rngs=rngs), ...).",
+                )
+            )
+
+
 def _widened(x: jax.Array) -> jax.Array:
     """``x`` in float32 or wider: half precision can't hold sums and a small epsilon."""
     return x.astype(arithmetic.wide_dtype(x.dtype, jnp.float32))
 
 
-def _check_known(paths: Sequence[Path], prepared: dict[Path, Any]) -> None:
+def _check_known(needed: Sequence[Path], prepared: dict[Path, Any]) -> None:
     """Raises unless the wrapper has prepared something for all these paths."""
-    for path in paths:
+    for path in needed:
         if path not in prepared:
             raise RuntimeError(
                 "Parameters of the layer_instance should not change, but since the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from graftree.core import filters
 from graftree.core.graph import functional, nodes, traversals, updates
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import RngState
-from graftree.core.states import states
+from graftree.core.states import pure_dicts, states
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.derivatives import grad
 
@@ -235,7 +237,7 @@ class _Contents:
         leaves = jax.tree.leaves(tree, is_leaf=is_node)
         self._nodes = [x for x in leaves if is_node(x)]
         self._values = [
-            (x, x.get_value())
+            (x, pure_dicts.as_pure(x))
             for _, x in traversals.iter_graph(self._nodes, graph=True)
             if isinstance(x, Variable) and not isinstance(x, RngState)
         ]
@@ -247,10 +249,14 @@ class _Contents:
 
     def bring_back(self, is_finite: jax.Array) -> None:
         """Restores the earlier contents if not all is finite."""
-        for variable, old in self._values:
-            new = variable.get_value()
-            if new is not old and _are_alike(new, old):
-                variable.set_value(_chosen(is_finite, new, old))
+        pairs = [(x, pure_dicts.as_pure(x), old) for x, old in self._values]
+        changed = [pair for pair in pairs if _is_changed(*pair[1:])]
+        # Written raw, as they are read: what a Variable stores may be read as another
+        # value, through a hook or as the array of a quantized kernel.
+        variables.write_all(
+            [variable for variable, _, _ in changed],
+            [_chosen(is_finite, new, old) for _, new, old in changed],
+        )
         arrays = self._bare()
         if arrays.keys() == self._arrays.keys():
             # Only what has changed: items of a tuple can't be replaced.
@@ -262,8 +268,11 @@ class _Contents:
             updates.update(self._nodes, states.from_flat_state(chosen))
 
 
-def _are_alike(new: Any, old: Any) -> bool:
-    return jax.tree.structure(new) == jax.tree.structure(old)
+def _is_changed(new: Any, old: Any) -> bool:
+    """Whether a value of the same structure has other leaves."""
+    leaves, treedef = jax.tree.flatten(new)
+    others, other_treedef = jax.tree.flatten(old)
+    return treedef == other_treedef and any(map(operator.is_not, leaves, others))
 
 
 def _chosen(is_finite: jax.Array, new: Any, old: Any) -> Any:

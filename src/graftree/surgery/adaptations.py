@@ -55,7 +55,7 @@ def add_lora(
     ``lora.lora_a`` and ``lora.lora_b``, and are sharded like the axes that they share
     with the kernel. Since ``lora_b`` starts as zeros, the outputs do not change yet.
     With DoRA, each column of that sum (its entries for one output) is scaled to the
-    length at ``lora.magnitude``, which starts as the present one.
+    length at ``lora.magnitude``, which starts as the present one: load weights before.
     You can adapt `Linear`, `LinearGeneral` (so the four of attention), `Einsum`, `Conv`
     and `Embed`, even in a `Stack`. If you select a Param that a module of your own has
     as an attribute, the module's code reads the sum instead: of its last two axes, with

@@ -272,8 +272,9 @@ def unstack(model: Any, where: Any = Stack) -> list[Path]:
         The paths of the Stacks.
 
     Raises:
-        ValueError: If nothing is selected, something other than a Stack, or one inside
-            of another Stack; then nothing has changed.
+        ValueError: If nothing is selected, something other than a Stack, one inside of
+            another Stack, or one whose arrays are not for its number of layers; then
+            nothing has changed.
         TypeError: If ``model`` or ``where`` have the wrong type.
         TraceContextError: If another trace owns an object that would change.
 
@@ -312,6 +313,13 @@ def _layers_of(stack: Any) -> containers.List[Any]:
         raise ValueError(
             f"nnx.surgery.unstack: a {type(stack).__name__} is selected, which is not "
             "a Stack."
+        )
+    if len(stack) != stack.length:
+        raise ValueError(
+            f"nnx.surgery.unstack: a Stack of {stack.length} layers has arrays whose "
+            f"first axis is that of {len(stack)}.\nIf it is the axis of an ensemble, "
+            "made by nnx.vmap, unstack a single member; or make the ensemble of models "
+            "with Lists."
         )
     return containers.List([stacks.layer_at(stack, i) for i in range(len(stack))])
 

@@ -53,7 +53,8 @@ class Stack(EqualLayers, Generic[L]):
 
     The size of the compiled program, and the time to trace it, don't depend on the
     number of layers. Parameters, random streams, statistics and caches are those of a
-    list of layers, each stacked along a first axis.
+    list of layers, each stacked along a first axis. So an optimizer with a norm or a
+    rule for each array, such as LAMB or Muon, sees those of all layers as one.
 
     Args:
         make: Makes a layer from the random streams that it gets. It is traced once. A

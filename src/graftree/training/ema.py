@@ -19,7 +19,7 @@ from graftree.core import paths
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, pytrees
 from graftree.core.states import pure_dicts, states
-from graftree.core.variables import sharding, variables
+from graftree.core.variables import sharding, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.nn.support import arguments
 from graftree.training import step_checks
@@ -103,26 +103,25 @@ class EMA(pytrees.Pytree):
             self.params, is_leaf=variables.is_variable
         )
         newest = pure_dicts.as_pure(structure.flatten_up_to(newest))
-        values = [
+        means = [
             jax.tree.map(self._average, pure_dicts.as_pure(variable), new)
             for variable, new in zip(averages, newest, strict=True)
         ]
-        for variable, value in zip(averages, values, strict=True):
-            if _is_array(value):
-                variable[...] = value
-            else:
-                variable.set_value(value)
+        # Raw, as they are read: no hook runs.
+        variables.write_all(averages, means)
 
     def _average(self, average: Any, newest: Any) -> Any:
         if not _is_array(average):
             return newest
         if not jnp.issubdtype(average.dtype, jnp.inexact):
             # Copied, because the model may be donated.
-            return sharding.kept(jnp.copy(newest), average)
-        # In half precision, a decay like 0.999 would round to one.
-        wide = jnp.promote_types(average.dtype, jnp.float32)
-        mean = self.decay * average.astype(wide) + (1.0 - self.decay) * newest
-        return sharding.kept(mean.astype(average.dtype), average)
+            new = jnp.copy(newest)
+        else:
+            # In half precision, a decay like 0.999 would round to one.
+            wide = jnp.promote_types(average.dtype, jnp.float32)
+            mean = self.decay * average.astype(wide) + (1.0 - self.decay) * newest
+            new = mean.astype(average.dtype)
+        return values.write_at(average, ..., sharding.kept(new, average))
 
     def apply_to(self, model: M) -> M:
         """Returns a model that holds the averages.

@@ -112,7 +112,8 @@ class RunLog:
             step: The number of the step; greater than those before.
             metrics: Numbers and arrays ``[]`` by name: what `nnx.MultiMetric.compute`
                 returns, or another dict. Names of nested ones are joined,
-                ``"validation/loss"``. Arrays are read later; do not donate them.
+                ``"validation/loss"``. A metric that is ``None`` has no arrays, and is
+                left out. Arrays are read later; do not donate them.
 
         Raises:
             ValueError: If there is a row of this step or a later one; or a name can't

@@ -415,3 +415,28 @@ def test_weights_of_another_trace_are_left_alone(wrap):
     model, error = wrap(), nnx.errors.TraceContextError
     with unchanged(model), pytest.raises(error, match="Cannot mutate"):
         jax.jit(lambda x: model(x))(X)
+
+
+@both
+def test_frozen_weights_are_normalized_like_others(wrap):
+    frozen = linear()
+    nnx.surgery.freeze(frozen)
+    model, expected = wrap(frozen), wrap()
+    np.testing.assert_array_equal(model(X), expected(X))
+    np.testing.assert_array_equal(kernel_of(model)[...], kernel_of(expected)[...])
+
+
+@both
+def test_a_stack_is_refused_and_its_layers_may_be_wrapped(wrap):
+    def square(rngs):
+        return nnx.Linear(3, 3, rngs=rngs)
+
+    stack = nnx.Stack(square, 2, rngs=nnx.Rngs(0))
+    told = r"can't wrap a Stack(?s:.*)layer_instance\.a(?s:.*)Wrap each layer"
+    with pytest.raises(ValueError, match=told):
+        wrap(nnx.Dict(a=stack))
+    stack = nnx.Stack(lambda rngs: wrap(square(rngs)), 2, rngs=nnx.Rngs(0))
+    x, rngs = X, nnx.Rngs(0)
+    for layer in [wrap(square(rngs)) for _ in range(2)]:
+        x = layer(x)
+    np.testing.assert_allclose(stack(X), x, rtol=1e-5, atol=1e-6)

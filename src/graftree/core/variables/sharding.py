@@ -8,6 +8,7 @@ logical names; only specs and placed arrays see the mesh axes.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -180,8 +181,22 @@ def place_named(value: Any, metadata: Mapping[str, Any], axis: Any) -> Any:
         # The name may be a logical one, without a rule for it.
         and _splits_mesh(axis, metadata)
     ):
-        return place(value, metadata)
+        if jax.tree_util.all_leaves([value]):
+            return place(value, metadata)
+        # The numbers and scales of a quantized kernel: these have axes of size 1.
+        layout = named_sharding(annotation, metadata)
+        return jax.tree.map(lambda x: _place_leaf(x, _divisible(layout, x)), value)
     return value
+
+
+def _divisible(layout: NamedSharding, leaf: Any) -> NamedSharding:
+    """Leaves out what can't divide a leaf."""
+    shape, spec = np.shape(leaf), list[Any]([None] * np.ndim(leaf))
+    for i, entry in enumerate(layout.spec[: len(shape)]):
+        names = entry if isinstance(entry, tuple) else (entry,)
+        if shape[i] % math.prod(layout.mesh.shape.get(x, 1) for x in names) == 0:
+            spec[i] = entry
+    return layout.update(spec=PartitionSpec(*spec))
 
 
 def _splits_mesh(axis: Any, metadata: Mapping[str, Any]) -> bool:
