@@ -191,7 +191,8 @@ def place_named(value: Any, metadata: Mapping[str, Any], axis: Any) -> Any:
 
 def _divisible(layout: NamedSharding, leaf: Any) -> NamedSharding:
     """Leaves out what can't divide a leaf."""
-    shape, spec = np.shape(leaf), list[Any]([None] * np.ndim(leaf))
+    shape = np.shape(leaf)
+    spec: list[Any] = [None] * len(shape)
     for i, entry in enumerate(layout.spec[: len(shape)]):
         names = entry if isinstance(entry, tuple) else (entry,)
         if shape[i] % math.prod(layout.mesh.shape.get(x, 1) for x in names) == 0:
