@@ -25,6 +25,18 @@ def test_outputs_may_have_different_axes(mode):
     np.testing.assert_array_equal(columns, x.T)
 
 
+def test_axes_may_be_integers_of_numpy():
+    def step(c, x, y):
+        return c + x @ y, x
+
+    axes = nnx.Carry, np.int64(0), np.int32(-1)
+    scan = nnx.scan(step, in_axes=axes, out_axes=(nnx.Carry, np.int64(1)))
+    x = np.arange(6.0).reshape(2, 3)
+    total, columns = scan(0.0, x, x.T)
+    assert total == 55
+    np.testing.assert_array_equal(columns, x.T)
+
+
 def test_the_place_of_the_carry_in_the_output_is_free(mode):
     @nnx.scan(in_axes=(0, nnx.Carry), out_axes=(0, nnx.Carry), **mode)
     def scan(x, c):

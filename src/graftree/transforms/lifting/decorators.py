@@ -301,7 +301,8 @@ def check_disjoint(static: Chosen, donated: Chosen) -> None:
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
-    return (value,) if isinstance(value, (int, str)) else tuple(value)
+    is_single = isinstance(value, str) or hasattr(value, "__index__")
+    return (value,) if is_single else tuple(value)
 
 
 def take(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 from graftree import _jax, config
 from graftree.config import Propagation
@@ -496,6 +497,8 @@ class Prefix:
         return extended
 
     def _distinct(self, values: list[Any]) -> tuple[Any, ...]:
+        # An axis of NumPy's is one, here and for JAX.
+        values = [int(x) if isinstance(x, np.integer) else x for x in values]
         try:
             return tuple(dict.fromkeys(values)) or (None,)
         except TypeError as error:
