@@ -302,7 +302,9 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     is_single = isinstance(value, str) or hasattr(value, "__index__")
-    return (value,) if is_single else tuple(value)
+    members = (value,) if is_single else tuple(value)
+    # Positions may be integers of NumPy.
+    return tuple([int(x) if hasattr(x, "__index__") else x for x in members])
 
 
 def take(
