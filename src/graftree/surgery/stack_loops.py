@@ -157,7 +157,8 @@ def _loop(
     ) -> tuple[Any, Any]:
         iterators = {True: iter(objects), False: iter(arrays)}
         leaves = [next(iterators[is_object]) for is_object in are_objects]
-        args, kwargs = decorators.put(*jax.tree.unflatten(treedef, leaves), statics)
+        args, kwargs = jax.tree.unflatten(treedef, leaves)
+        args, kwargs = decorators.put(args, kwargs, statics)
         if options.is_scan:
             return _as_pair(layer(x, value, *args, **kwargs))
         return layer(x, *args, **kwargs), None
