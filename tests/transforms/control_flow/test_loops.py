@@ -25,7 +25,7 @@ def test_outputs_may_have_different_axes(mode):
     np.testing.assert_array_equal(columns, x.T)
 
 
-def test_axes_may_be_integers_of_numpy():
+def test_axes_and_positions_may_be_integers_of_numpy():
     def step(c, x, y):
         return c + x @ y, x
 
@@ -35,6 +35,8 @@ def test_axes_may_be_integers_of_numpy():
     total, columns = scan(0.0, x, x.T)
     assert total == 55
     np.testing.assert_array_equal(columns, x.T)
+    power = nnx.jit(lambda x, n: x**n, static_argnums=np.int64(1))
+    assert power(2.0, 3) == 8
 
 
 def test_the_place_of_the_carry_in_the_output_is_free(mode):
