@@ -306,3 +306,17 @@ def test_nothing_is_kept_alive():
     with jax.checking_leaks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         jax.jit(call)(Net(0.5), X)
+
+
+@pytest.mark.parametrize("name", ["extra", "bias"])
+def test_a_call_of_the_layer_is_no_read_of_what_was_written(lost, name):
+    layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    layer.extra = nnx.Variable(jnp.zeros(3))
+
+    @jax.jit
+    def step(layer):
+        getattr(layer, name)[...] += 1
+        return layer(X)
+
+    step(layer)
+    assert len(lost()) == 1

@@ -70,15 +70,15 @@ class Static(tuple[Any, Any]):
     __slots__ = ()
 
     def __new__(cls, value: Any) -> Static:
-        is_atom = type(value) in ATOMS
-        static = STATICS.get((type(value), value)) if is_atom else None
-        if static is None:
-            # In this order for the reason that `fingerprints.fingerprinted` gives.
-            static = tuple.__new__(cls, (fingerprints.fingerprint(value), value))
-        if is_atom:
+        key = (type(value), value) if type(value) in ATOMS else None
+        if key is not None and (kept := STATICS.get(key)) is not None:
+            return kept
+        # In this order for the reason that `fingerprints.fingerprinted` gives.
+        static = tuple.__new__(cls, (fingerprints.fingerprint(value), value))
+        if key is not None:
             if len(STATICS) > _MOST_STATICS:
                 STATICS.clear()
-            STATICS[type(value), value] = static
+            STATICS[key] = static
         return static
 
     # As that of a named tuple: in C.

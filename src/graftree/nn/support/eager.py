@@ -43,6 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax, config
+from graftree.core import ownership
 from graftree.core.graph import flattening, graphdefs, kept
 from graftree.core.graph.graphdefs import GraphDef, VariableDef
 from graftree.core.objects import attributes, running
@@ -158,7 +159,11 @@ class _Programs:
             graphdef: GraphDef[Any] | None = None
             leaves: Sequence[Any] = ()
             if args and isinstance(args[0], attributes.DataObject):
-                graphdef, leaves = kept.flatten(args[0], True, "an eager call")
+                if ownership.current() is ownership.no_trace:
+                    graphdef, leaves = kept.flatten(args[0], True, "an eager call")
+                else:
+                    # No read of all of it: a write that the body doesn't see is lost.
+                    graphdef, leaves = flattening.flatten_graph(args[0])
                 if running.stack.observers and len(graphdef.specs) > 1:
                     return _MISS
                 args = args[1:]
