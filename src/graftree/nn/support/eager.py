@@ -200,7 +200,9 @@ class _Programs:
         ``None`` if there is none for them.
         """
         if _jax.current_trace() is _jax.no_trace:
-            return True if all(map(_has_value, values)) else None
+            # Most often the first, which is done in C.
+            are_numbers = all(map(_jax.is_concrete, map(type, values)))
+            return True if are_numbers or all(map(_has_value, values)) else None
         are_arrays = all([isinstance(x, (*_ARRAYS, _jax.Ref)) for x in values])
         if not are_arrays or not any([isinstance(x, _jax.Tracer) for x in values]):
             return None
@@ -273,6 +275,8 @@ def _parted(
     arguments: Collection[Any], kinds: Any
 ) -> tuple[list[Any], tuple[Any, ...]]:
     """Takes the arrays out of arguments, and leaves `_ARRAY` for each."""
+    if all(map(_jax.is_concrete, map(type, arguments))):
+        return [*arguments], (_ARRAY,) * len(arguments)
     is_array = [isinstance(x, kinds) for x in arguments]
     arrays = [*itertools.compress(arguments, is_array)]
     pairs = zip(arguments, is_array, strict=True)

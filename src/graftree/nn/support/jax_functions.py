@@ -195,6 +195,8 @@ class Watch:
         picks = []
         rows = zip(self._names, _NAMESPACES, _FUNCTIONS, strict=True)
         for names, namespace, functions in rows:
+            if not names:
+                continue
             # With another name: of a single one, `itemgetter` gives no tuple.
             pick = operator.itemgetter("__name__", *sorted(names))
             module = {"__name__": namespace["__name__"]}
