@@ -238,13 +238,20 @@ class DispatchEntry:
         does more than give these values and return leaves. At the end, whether the
         function takes the objects of the call, of which some are in the output.
         """
-        count, kinds = len(spec.changed), _kinds(spec)
-        if kinds is None or not self._may_replace:
+        count, out = len(spec.changed), spec.out
+        does_more = spec.metadata or spec.structure or out.has_callables
+        if does_more or not self._may_replace:
             return None, count, None, False
+        for entry in out.entries:
+            is_new = isinstance(entry, VariableDef) and entry.array_refdef is None
+            if entry is not LEAF and not is_new:
+                return None, count, None, False
+        # The definitions of Variables in the output; ``None`` for plain leaves.
+        kinds = [leaf_spec.variable for leaf_spec in out.leaf_specs]
         targets = [self._variables[position] for position in spec.changed]
         is_linked = any([x is not None and x.outer_index is not None for x in kinds])
         make = _linked_builder if is_linked else _builder
-        return targets, count, make(spec.out.treedef, kinds), is_linked
+        return targets, count, make(out.treedef, kinds), is_linked
 
     def _arguments(
         self, values: Sequence[Any], boxes: Sequence[Variable[Any]]
@@ -266,28 +273,13 @@ class DispatchEntry:
         ]
 
 
-def _kinds(spec: ResultSpec) -> list[VariableDef | None] | None:
-    """Lists the definitions of the leaves of an output; ``None`` for plain ones.
-
-    None at all if more happened than new values of Variables and returned leaves.
-    """
-    out = spec.out
-    if spec.metadata or spec.structure or out.has_callables:
-        return None
-    for entry in out.entries:
-        is_new = isinstance(entry, VariableDef) and entry.array_refdef is None
-        if entry is not LEAF and not is_new:
-            return None
-    return [leaf_spec.variable for leaf_spec in out.leaf_specs]
-
-
 def _builder(
     treedef: Any, kinds: Sequence[VariableDef | None]
 ) -> Callable[[Sequence[Any]], Any]:
     """A function that makes an output of its arrays, or of its leaves."""
-    unflatten = states.builder(treedef)
-    if treedef.num_nodes == treedef.num_leaves == 1:
-        unflatten = operator.itemgetter(0)
+    unflatten: Callable[[Sequence[Any]], Any] = operator.itemgetter(0)
+    if treedef.num_nodes != 1 or treedef.num_leaves != 1:
+        unflatten = states.builder(treedef)
     if not any(kinds):
         return unflatten
     make = _maker(kinds)
@@ -599,8 +591,6 @@ def _entry_of(
     call: caller.Call, tree: Any, flat: Sequence[Any], version: int
 ) -> DispatchEntry | None:
     """An entry for a call; ``None`` if none would be right."""
-    if _jax.is_tracing():
-        return None
     own, sharing = call.arguments, call.spec.mode.sharing
     roots = [*filter(nodes.is_node_module, flat)]
     boxes = [x for x in flat if nodes.kind_of(x) is Leaf.VARIABLE]
