@@ -231,7 +231,8 @@ def test_eager_transforms_take_new_objects_apart_once_in_tree_mode(transform):
     first = python_calls(call, large())
     for _ in range(2):
         call(large())
-    assert python_calls(call, large()) < 0.97 * first
+    # To take a part apart costs more than ten calls.
+    assert first - python_calls(call, large()) > 10 * PARTS
 
 
 def test_pickles_cost_few_python_calls_beside_those_of_the_arrays():
