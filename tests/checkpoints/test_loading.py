@@ -129,6 +129,13 @@ def test_casts_are_asked_for_and_keep_the_kind(held, given, fits):
     assert np.asarray(after, np.float32).tolist() == [3.0, 3.0]
 
 
+def test_no_cast_makes_up_for_what_is_missing():
+    node = nnx.Dict(x=nnx.Variable({"a": jnp.ones(2), "b": jnp.ones(2)}))
+    given = {"x": {"a": jnp.full(2, 3, jnp.bfloat16)}}
+    assert failure(node, given, cast=True).missing == (("x", "b"),)
+    assert jax.tree.leaves(node.x.get_raw_value()["a"])[0].tolist() == [1.0, 1.0]
+
+
 def test_infinities_stay_and_complex_numbers_have_two_parts():
     node = nnx.Dict(x=nnx.Param(jnp.ones(1, jnp.float16)))
     load_state(node, {"x": jnp.full(1, jnp.inf)}, cast=True)

@@ -128,6 +128,9 @@ def test_the_carry_is_as_wide_as_what_the_steps_return(name, option, given):
         expected.append(y)
     last, y = nnx.RNN(cell, return_carry=True)(x, seq_lengths=3)
     assert y.dtype == expected[-1].dtype
+    of_no_steps = nnx.RNN(cell, return_carry=True)(x[:, :0])
+    dtypes = jax.tree.map(jnp.result_type, (of_no_steps, (last, y)))
+    assert dtypes[0] == dtypes[1]
     y, expected = np.float32(y), np.float32(np.stack(expected, 1))
     np.testing.assert_allclose(y, expected, rtol=1e-2, atol=1e-2)
     for a, b in zip(jax.tree.leaves(last), jax.tree.leaves(carry), strict=True):

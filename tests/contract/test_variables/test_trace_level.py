@@ -243,6 +243,18 @@ def test_merged_captured_variables_keep_their_trace(transform):
 
 
 @each_trace
+def test_a_copy_of_a_variable_made_inside_is_written_inside(transform):
+    variable = nnx.Param(jnp.zeros(()))
+
+    def f(x):
+        copied = copy.copy(variable)
+        copied[...] = x
+
+    TRANSFORMS[transform](f)
+    assert variable[...] == 0
+
+
+@each_trace
 @tables.cases(
     "remake",
     nnx.clone,

@@ -345,6 +345,7 @@ BOXED = {
     # No box: the key is one of the value.
     "own key": ({"value": 1}, {"value": 3}, {"value": 3}),
     "anything": (None, {"value": 2}, {"value": 2}),
+    "array": (None, {"value": jnp.ones(())}, 1.0),
 }
 
 
