@@ -26,13 +26,14 @@ COMMON = [
     ({"dtype": "float16"}, jnp.float32, jnp.float16),
     ({"dtype": jnp.complex64}, jnp.float32, jnp.complex64),
 ]
+WIDER = {"dtype": HALF, "preferred_element_type": jnp.float32}
 LORA_LINEAR = [
     ({"lora_dtype": HALF}, jnp.float32),
     ({"lora_param_dtype": HALF}, jnp.float32),
     ({"dtype": HALF}, HALF),
     ({"dtype": HALF, "lora_dtype": HALF}, HALF),
     ({"dtype": HALF, "lora_dtype": jnp.float32}, jnp.float32),
-    ({"dtype": HALF, "preferred_element_type": jnp.float32}, jnp.float32),
+    (WIDER, jnp.float32),
     ({"param_dtype": HALF, "lora_param_dtype": HALF}, jnp.float32),
 ]
 ROWS = [
@@ -45,6 +46,7 @@ ROWS = [
         for options, given, expected in COMMON
     ),
     *(("LoRALinear", options, jnp.float32, out) for options, out in LORA_LINEAR),
+    *((name, WIDER, jnp.float32, jnp.float32) for name in DENSE[:-1]),
     # The arithmetic of these is in float32 unless they are told otherwise.
     ("SimpleCell", {"param_dtype": HALF}, HALF, jnp.float32),
     ("SimpleCell", {"param_dtype": HALF, "dtype": None}, HALF, HALF),

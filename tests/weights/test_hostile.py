@@ -139,10 +139,7 @@ FILES = {
     "a million axes": (one(shape=[1] * 1_000_000), "1000000 axes, but an array has"),
     # Offsets.
     "one offset": (one(data_offsets=[8]), r"the offsets \[8\] are not a begin"),
-    "three offsets": (
-        one(data_offsets=[0, 8, 8]),
-        r"\[0, 8, 8\] are not a begin",
-    ),
+    "three offsets": (one(data_offsets=[0, 8, 8]), r"\[0, 8, 8\] are not a begin"),
     "a negative offset": (one(data_offsets=[-8, 0]), "the number '-8'"),
     "an offset that is a boolean": (
         raw(data_offsets="[false,8]"),

@@ -232,42 +232,6 @@ def test_blocks_are_one_line_in_a_list_and_in_a_stack(stacked):
     assert dict(draft.entries) == {"h.{i}": "blocks[{i}]"}
 
 
-def test_numbers_that_tell_kinds_of_layers_apart_are_no_indices():
-    """As in T5: `layer.0` is attention, `layer.1` the MLP, in each of the blocks."""
-    shapes = {
-        "0.SelfAttention.q": (6, 4),
-        "0.SelfAttention.o": (4, 6),
-        "1.DenseReluDense.wi": (8, 4),
-    }
-    weights = {
-        f"block.{i}.layer.{name}.weight": np.zeros(shape)
-        for i in range(3)
-        for name, shape in shapes.items()
-    }
-    weights["block.0.layer.0.SelfAttention.bias.weight"] = np.zeros((5, 3))
-
-    def block(rngs, first):
-        attention = nnx.Dict(q=linear(4, 6, rngs), o=linear(6, 4, rngs))
-        if first:
-            attention["bias"] = nnx.Embed(5, 3, rngs=rngs)
-        return nnx.Dict(attention=attention, mlp=nnx.Dict(wi=linear(4, 8, rngs)))
-
-    def linear(m, n, rngs):
-        return nnx.Linear(m, n, use_bias=False, rngs=rngs)
-
-    rngs = nnx.Rngs(0)
-    model = nnx.Dict(blocks=nnx.List([block(rngs, i == 0) for i in range(3)]))
-    draft = nnx.weights.draft(weights, model)
-    attention = "block.{i}.layer.0.SelfAttention"
-    assert dict(draft.entries) == {
-        f"{attention}.q": "blocks[{i}].attention.q",
-        f"{attention}.o": "blocks[{i}].attention.o",
-        f"{attention}.bias": "blocks[{i}].attention.bias",
-        "block.{i}.layer.1.DenseReluDense.wi": "blocks[{i}].mlp.wi",
-    }
-    assert not draft.names and not draft.paths
-
-
 def test_what_has_no_counterpart_is_listed():
     model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     draft = nnx.weights.draft({"b.weight": np.zeros((9, 9))}, model)

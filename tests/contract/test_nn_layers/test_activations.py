@@ -48,10 +48,3 @@ def test_prelu_takes_no_rngs_and_no_text():
 def test_a_hook_of_prelu_decides_the_dtype():
     layer = nnx.PReLU(dtype=jnp.float16, promote_dtype=lambda args, *, dtype: args)
     assert layer(jnp.ones(2, jnp.float16)).dtype == jnp.float32
-
-
-def test_prelu_is_a_pytree_for_jax_grad():
-    layer = nnx.PReLU(0.25)
-    x = jnp.array([-3.0, 2.0, -1.0])
-    value, grads = jax.jit(jax.value_and_grad(lambda m: m(x).sum()))(layer)
-    assert value == 1.0 and grads.negative_slope[...] == -4.0

@@ -125,17 +125,6 @@ def test_what_an_option_can_not_be(path, options, message):
         nnx.dot_product_attention(*qkv(), **options, **path)
 
 
-def test_a_layer_takes_them_with_its_attention_function():
-    attend = functools.partial(
-        nnx.dot_product_attention, sliding_window=2, logits_soft_cap=3.0, scale=0.3
-    )
-    layer, x = test_attention.make_layer(attention_fn=attend), random(2, 5, 8)
-    y = programs.in_one_program(layer, x, is_causal=True)
-    options = {"sliding_window": 2, "logits_soft_cap": 3.0, "scale": 0.3}
-    expected = test_attention.layer_output(layer, x, is_causal=True, **options)
-    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
-
-
 # Options of attention, and those of the closed form in float64.
 ALIKE = [
     ({}, {}),
@@ -168,18 +157,3 @@ def test_complex_numbers_meet_by_their_real_parts(options, exact):
     y = nnx.dot_product_attention(*arrays, **options)
     assert y.dtype == jnp.complex64
     np.testing.assert_allclose(y, complex_attention(*arrays, **exact), 1e-5, 1e-5)
-
-
-@pytest.mark.peers
-@pytest.mark.filterwarnings("ignore:Casting from complex:DeprecationWarning")
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_on_complex_numbers_is_that_of_the_peer(peer, is_causal):
-    shape = (2, 5, 4, 8)
-    arrays = [
-        np.complex64(random(*shape) + 1j * random(*shape, seed=i)) for i in (1, 2, 3)
-    ]
-    ours, theirs = (
-        library.dot_product_attention(*arrays, is_causal=is_causal)
-        for library in (nnx, peer)
-    )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -1,7 +1,6 @@
 """Recurrent cells, by their formulas: steps, first carries, options, errors, dtypes."""
 
 import functools
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -143,26 +142,6 @@ def test_each_step_is_the_formula_of_the_paper(name, options, float64):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
-@every_cell
-def test_gradients_are_finite_differences(name, float64):
-    cell, x, carry = double(name)
-    graphdef, params = nnx.split(cell)
-    direction = jax.tree.map(np.cos, params)
-
-    @jax.jit
-    def loss_and_slope(t):
-        def loss(t):
-            shifted = jax.tree.map(lambda p, d: p + t * d, params, direction)
-            rnn = nnx.RNN(nnx.merge(graphdef, shifted), rngs=False)
-            return (rnn(x, initial_carry=carry) ** 2).sum()
-
-        return jax.value_and_grad(loss)(t)
-
-    step = 1e-4
-    expected = (loss_and_slope(step)[0] - loss_and_slope(-step)[0]) / (2 * step)
-    np.testing.assert_allclose(loss_and_slope(0.0)[1], expected, rtol=1e-5, atol=1e-6)
-
-
 GATES = {"LSTMCell": 3, "OptimizedLSTMCell": 3, "GRUCell": 2, "SimpleCell": 0}
 
 
@@ -253,17 +232,6 @@ def test_metadata_goes_to_the_kernels_it_is_meant_for(name):
         is_input = path[0] in ("ii", "if_", "ig", "io", "dense_i")
         expected = "input" if is_input else "hidden"
         assert param.tag == ("bias" if path[1] == "bias" else expected), path
-
-
-@pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "identity"])
-def test_pickle_finds_activations_that_have_a_name(activation):
-    cell = new("GRUCell", activation_fn=getattr(nnx, activation))
-    copy = pickle.loads(pickle.dumps(cell))
-    assert copy.activation_fn is cell.activation_fn
-    assert nnx.graphdef(copy) == nnx.graphdef(cell)
-    cell.activation_fn = jax.jit(lambda x: x)
-    with pytest.raises((pickle.PicklingError, AttributeError)):
-        pickle.dumps(cell)
 
 
 @every_cell

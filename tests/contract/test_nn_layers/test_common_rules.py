@@ -126,15 +126,6 @@ def test_metadata_reaches_the_param_and_that_of_the_initializer_wins(name):
         assert (np.asarray(param) == 1).all()
 
 
-def test_partitioning_of_an_initializer_becomes_metadata():
-    lecun = nnx.initializers.lecun_normal()
-    init = nnx.with_partitioning(lecun, ("a", "b"), eager_sharding=False)
-    plain = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    layer = nnx.Linear(2, 3, kernel_init=init, rngs=nnx.Rngs(0))
-    assert layer.kernel.out_sharding == ("a", "b")
-    np.testing.assert_array_equal(layer.kernel[...], plain.kernel[...])
-
-
 @pytest.mark.parametrize("name", ["Linear", "Conv", "LayerNorm"])
 def test_sharding_in_metadata_needs_a_mesh_unless_it_is_not_eager(name):
     arguments, paths = INITIALIZED[name]
@@ -151,16 +142,6 @@ def test_sharding_in_metadata_needs_a_mesh_unless_it_is_not_eager(name):
         layer(out_sharding=names)
     lazy = layer(out_sharding=names, eager_sharding=False)
     assert params_of(lazy)[path].out_sharding == names
-
-
-def test_sharding_in_metadata_places_the_param_on_a_mesh():
-    mesh = meshes.mesh_of(x=4)
-    metadata = {"kernel_metadata": {"out_sharding": (None, "x")}}
-    with jax.set_mesh(mesh):
-        kernel = nnx.Linear(2, 8, **metadata, rngs=nnx.Rngs(0)).kernel
-    assert kernel.out_sharding == (None, "x")
-    assert kernel.sharding == jax.sharding.NamedSharding(mesh, P(None, "x"))
-    assert kernel[...].sharding == kernel.sharding
 
 
 NORMS = ("BatchNorm", "LayerNorm", "InstanceNorm", "GroupNorm")
@@ -257,21 +238,6 @@ def test_out_sharding_is_that_of_the_result(name):
     np.testing.assert_allclose(sharded, free, rtol=1e-5)
 
 
-def test_flags_are_static_and_values_are_not():
-    traces = []
-
-    @nnx.jit
-    def call(layer, x):
-        traces.append(layer.deterministic)
-        return layer(x)
-
-    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    for deterministic in (False, False, True, True, False):
-        layer.deterministic = deterministic
-        call(layer, ones(3))
-    assert traces == [False, True]
-
-
 def test_closing_over_a_layer_that_writes_is_an_error_before_it_writes():
     block, x = zoo.Block(), ones((4, 2))
     before = catalog.state_of(block)
@@ -282,58 +248,10 @@ def test_closing_over_a_layer_that_writes_is_an_error_before_it_writes():
     assert all((before[path] == after[path]).all() for path in before)
 
 
-def test_stacked_layers_in_refs_are_scanned_over():
-    @nnx.vmap
-    def make(rngs):
-        return zoo.Block(rngs=rngs)
-
-    x = random_arrays.random(4, 2)
-    expected = make(nnx.Rngs(0).split(3))
-    blocks = nnx.to_refs(nnx.clone(expected))
-    y, _ = jax.lax.scan(lambda x, block: (block(x), None), x, blocks)
-
-    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-    def forward(x, block):
-        return block(x)
-
-    np.testing.assert_allclose(y, forward(x, expected), rtol=1e-5)
-    found = catalog.state_of(blocks)
-    for path, value in catalog.state_of(expected).items():
-        np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-7)
-    assert (blocks.dropout.rngs.count[...] == 1).all()
-    assert (blocks.norm.mean[...] != 0).all()
-
-
-def test_params_are_differentiated_beside_refs():
-    block = nnx.to_refs(zoo.Block())
-    graphdef, params, rest = nnx.split(block, nnx.Param, ...)
-    x = random_arrays.random(4, 2)
-
-    @jax.jit
-    def gradient(params, rest):
-        loss = lambda params: (nnx.merge(graphdef, params, rest)(x) ** 2).sum()  # noqa: E731
-        return jax.grad(loss)(params)
-
-    grads = gradient(nnx.to_arrays(params), rest)
-    assert (grads["linear"]["kernel"][...] != 0).any()
-    assert block.dropout.rngs.count[...] == 1
-    assert (block.norm.mean[...] != 0).all()
-
-
 def test_shapes_of_a_layer_that_writes_are_evaluated_as_of_a_function():
     layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     assert nnx.eval_shape(layer, ones((2, 3))).shape == (2, 3)
     assert (layer.mean[...] == 0).all()
-
-
-def test_hijax_statistics_move_inside_programs(graph):
-    x = random_arrays.random(6, 3)
-    plain = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    with nnx.var_defaults(hijax=True):
-        layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    y = nnx.jit(lambda m, x: m(x), graph=graph)(layer, x)
-    np.testing.assert_allclose(y, plain(x), rtol=1e-5)
-    np.testing.assert_allclose(layer.mean[...], plain.mean[...], rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------ imports

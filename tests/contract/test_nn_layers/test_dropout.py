@@ -132,11 +132,3 @@ def test_rngs_of_the_call_take_precedence():
     stream = nnx.RngStream(4, tag="any")
     layer(jnp.ones(16), rngs=stream)
     assert stream.count[...] == 1 and layer.rngs.count[...] == 0
-
-
-def test_layer_with_rngs_stays_in_step_with_one_without():
-    own = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))
-    given, rngs = nnx.Dropout(0.5), nnx.Rngs(dropout=0).fork()
-    for _ in range(3):
-        x = jnp.ones(32)
-        np.testing.assert_array_equal(own(x), given(x, rngs=rngs))

@@ -30,6 +30,8 @@ def stateful(name, *args, **options):
 
 
 LINEAR = stateful("Linear", 2, 3)
+LORA = stateful("LoRA", 3, 2, 4)
+ADAPTED = stateful("LoRALinear", 3, 4, lora_rank=2)
 GENERAL = stateful("LinearGeneral", (2, 4), 3, axis=(-2, -1), batch_axis={0: 5})
 EINSUM = stateful("Einsum", "ab,bc->ac", (2, 3))
 CONV = stateful("Conv", 4, 6, (3, 3), feature_group_count=2)
@@ -55,6 +57,8 @@ SHAPES = [
     (LINEAR, ones((1, 4)), TypeError, f"{SAME_SHAPE}, got (4,) and (2,)"),
     (LINEAR, ones(()), TypeError, AXES),
     (LINEAR, [[1, 2, 3]], TypeError, SAME_SHAPE),
+    *((x, ones((1, 5)), TypeError, SAME_SHAPE) for x in (LORA, ADAPTED)),
+    *((x, ones(()), TypeError, AXES) for x in (LORA, ADAPTED)),
     (GENERAL, ones((5, 4, 2)), TypeError, f"{SAME_SHAPE}, got (4, 2) and (2, 4)"),
     (GENERAL, ones((3, 2, 4)), TypeError, "batch dimensions"),
     (GENERAL, ones(4), TypeError, AXES),
@@ -111,7 +115,8 @@ def test_wrong_inputs_are_named_and_change_nothing(make, inputs, error, message)
     layer = make()
     given = f": {jax.typeof(inputs)}" if hasattr(inputs, "dtype") else ""
     name = type(layer).__name__
-    note = f"at {name}\n  {'x' if 'Norm' in name else 'inputs'}{given}"
+    argument = "x" if "Norm" in name or name == "LoRA" else "inputs"
+    note = f"at {name}\n  {argument}{given}"
     fails(layer, lambda layer: layer(inputs), error, message, note)
 
 
@@ -278,7 +283,10 @@ def test_promotion_gets_one_tuple_and_the_dtype(name, dtype):
     assert isinstance(args, tuple) and [x.shape for x in args] == PROMOTIONS[name][2]
 
 
-@pytest.mark.parametrize("name", ["Linear", "LinearGeneral", "Conv", "ConvTranspose"])
+WITH_BIAS = "Linear", "LinearGeneral", "Conv", "ConvTranspose", "BatchNorm"
+
+
+@pytest.mark.parametrize("name", WITH_BIAS)
 def test_promotion_gets_none_for_a_missing_bias(name):
     promote = Recorder(nnx.nn.dtypes.promote_dtype)
     call(name, promote_dtype=promote, use_bias=False)
@@ -371,15 +379,6 @@ def test_contraction_gets_optional_keywords_only_if_set(name):
     keywords = recorder.calls[0][1]
     assert keywords["preferred_element_type"] == jnp.float32
     assert keywords["out_sharding"] == P()
-
-
-@pytest.mark.parametrize("name", [*CONTRACTIONS, "ConvTranspose"])
-def test_preferred_element_type_decides_the_output_dtype(name):
-    arguments, inputs, _ = PROMOTIONS[name]
-    options = {"dtype": jnp.bfloat16, "preferred_element_type": jnp.float32}
-    layer = getattr(nnx, name)(*arguments, **options, rngs=nnx.Rngs(0))
-    layer.bias = None
-    assert jax.eval_shape(layer, inputs).dtype == jnp.float32
 
 
 def test_class_of_a_contraction_goes_before_the_function_and_is_made_anew():
@@ -491,15 +490,6 @@ def test_cells_fork_before_they_draw_their_params():
 
 def test_attention_forks_after_its_params():
     assert attention(nnx.Rngs(0)).rngs.key[...] == key(8)
-
-
-def test_the_nth_key_is_folded_from_the_key_and_the_count():
-    kernel = nnx.initializers.lecun_normal()(key(0), (2, 3), jnp.float32)
-    np.testing.assert_array_equal(linear(2, 3).kernel[...], kernel)
-    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    for n in range(3):
-        kept = jax.random.bernoulli(key(0, n), 0.5, (16,))
-        np.testing.assert_array_equal(dropout(jnp.ones(16)), 2.0 * kept)
 
 
 # ------------------------------------------------------------- published numbers

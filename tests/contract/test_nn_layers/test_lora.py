@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import exact, meshes, tables
+from tests import exact, meshes
 from tests.programs import in_one_program
 from tests.random_arrays import random
 
@@ -18,15 +18,6 @@ ONES = {"b_initializer": nnx.initializers.ones}
 
 def array(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
-
-def test_a_new_lora_changes_nothing():
-    base = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    model = nnx.Sequential(base)
-    x = array(5, 3)
-    before = model(x)
-    model.layers[0] = nnx.LoRA(3, 2, 4, base_module=base, rngs=nnx.Rngs(1))
-    np.testing.assert_array_equal(model(x), before)
 
 
 def test_base_module_gets_the_promoted_inputs_and_the_keywords():
@@ -85,19 +76,6 @@ def test_class_and_metadata_of_the_variables_may_be_given():
     assert type(layer.lora.lora_a) is type(layer.lora.lora_b) is nnx.Cache
     assert (layer.lora.lora_a.a, layer.lora.lora_b.b) == (1, 2)
     assert layer.lora.lora_b.note == "b" and layer.bias is None
-
-
-@tables.cases(
-    "layer",
-    nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(0)),
-    nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0)),
-    ids=lambda layer: type(layer).__name__,
-)
-@pytest.mark.parametrize("shape", [(1, 5), (5,), ()])
-def test_wrong_number_of_features_is_an_error_that_names_the_layer(layer, shape):
-    phrase = "contracting dimensions" if shape else "number of axes"
-    with pytest.raises(TypeError, match=f"{phrase}(.|\n)*at {type(layer).__name__}\n"):
-        layer(jnp.ones(shape))
 
 
 def test_unknown_keywords_are_those_of_linear():

@@ -393,10 +393,7 @@ def test_a_configuration_is_not_changed_and_takes_options():
     "scaling, message",
     ({"rope_type": "su"}, r"no scaling of the type 'su'[^.]*\.\nIts types are default"),
     ({"type": "mrope", "mrope_section": [1, 2]}, "of the type 'mrope'"),
-    (
-        {"rope_type": "linear"},
-        r"type 'linear'.\n  factor: missing\nIts keys are f",
-    ),
+    ({"rope_type": "linear"}, r"type 'linear'.\n  factor: missing\nIts keys are f"),
     ({"mrope_section": [2, 3]}, r"type 'default'.\n  mrope_section: unknown, \(2, 3\)"),
     (SCALINGS["linear"] | {"low": 1}, "low: unknown, 1"),
     (SCALINGS["linear"] | NONE, "rope_theta: unknown.*(.|\n)*nnx.RoPE.from_config"),

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -366,13 +365,6 @@ def test_the_program_is_that_of_a_plain_scan():
         return program.as_text().count("stablehlo.")
 
     assert count(ours) == count(plain)
-
-
-def test_state_axes_can_be_pickled():
-    rnn, x = make(state_axes={nnx.Param: None, ...: nnx.Carry}), normal(2, 4, 2)
-    copy = pickle.loads(pickle.dumps(rnn))
-    assert nnx.graphdef(copy) == nnx.graphdef(rnn)
-    np.testing.assert_array_equal(copy(x), rnn(x))
 
 
 def test_a_failed_call_changes_nothing():

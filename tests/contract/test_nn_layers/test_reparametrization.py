@@ -64,22 +64,10 @@ def test_spectral_norm_is_one_power_iteration_per_call(layer, steps):
     u = np.float64(stats["kernel", "u"][...])
     for _ in range(3):
         weights, u, sigma = power_iteration(weights, u, steps)
-        model(X)
+        np.testing.assert_array_equal(model(X), inner(X))
         np.testing.assert_allclose(inner.kernel[...], weights, rtol=1e-4)
         np.testing.assert_allclose(stats["kernel", "u"][...], u, rtol=1e-4)
         np.testing.assert_allclose(stats["kernel", "sigma"][...], sigma, rtol=1e-4)
-
-
-def test_spectral_norm_finds_the_largest_singular_value():
-    layer = linear()
-    largest = np.linalg.svd(np.float64(layer.kernel[...]), compute_uv=False)[0]
-    model = spectral(layer, n_steps=50)
-    assert model.layer_instance is layer
-    y = model(X)
-    sigma = model.batch_stats["kernel", "sigma"][...]
-    np.testing.assert_allclose(sigma, largest, rtol=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(layer.kernel[...], 2), 1.0, rtol=1e-5)
-    np.testing.assert_array_equal(y, layer(X))
 
 
 def test_statistics_have_the_paths_of_matrices_only():

@@ -370,21 +370,6 @@ def test_all_methods_are_listed_here():
     assert methods == {*DISTRIBUTIONS, *INITIALIZERS}
 
 
-def test_samples_are_those_of_jax():
-    rngs, bf16 = nnx.Rngs(7), {"dtype": jnp.bfloat16}
-    rngs()
-    found = rngs.normal((2, 3), **bf16), rngs.choice(7, (3,), replace=False)
-    expected = jax.random.normal(nth_key(7, 1), (2, 3), **bf16)
-    assert (found[0].dtype, found[0].tolist()) == (bf16["dtype"], expected.tolist())
-    assert (
-        found[1].tolist() == jax.random.choice(nth_key(7, 2), 7, (3,), False).tolist()
-    )
-    initialize = rngs.variance_scaling(2.0, "fan_avg", distribution="uniform")
-    make = jax.nn.initializers.variance_scaling(2.0, "fan_avg", "uniform")
-    for n in (3, 4):
-        assert initialize((3, 4)).tolist() == make(nth_key(7, n), (3, 4)).tolist()
-
-
 @pytest.fixture
 def put(monkeypatch):
     """Puts a function in the place of one of JAX that notes what it is given."""

@@ -139,17 +139,6 @@ def test_what_has_no_state_dict_or_does_not_fit_one_is_told_with_its_path():
         flax_names.beside("struct").dataclass(3)
 
 
-@pytest.mark.peers
-def test_each_reads_what_the_other_wrote():
-    peer = pytest.importorskip("flax.serialization")
-    tree = {"layers": [jnp.ones((2, 3)), (1, 2.5)], "leaves": cases.LEAVES}
-    for write, read in ((peer, serialization), (serialization, peer)):
-        restored = read.from_bytes(tree, write.to_bytes(tree))
-        assert jax.tree.structure(restored) == jax.tree.structure(tree)
-        for new, old in zip(*map(jax.tree.leaves, (restored, tree)), strict=True):
-            assert str(new) == str(old)
-
-
 TREES = np.arange(9), {"a": np.arange(12).reshape(3, 4), "b": [np.ones(9, "f4")]}
 
 
