@@ -410,6 +410,8 @@ def test_variable_shows_size_value_and_metadata():
 def test_size_is_left_out_for_values_without_arrays():
     assert repr(nnx.Variable("text")) == "Variable(\n  value='text'\n)"
     assert "#" not in repr(nnx.Param(jnp.zeros((0, 3))))
+    of_integers = np.zeros((2, 3), jax.dtypes.float0)  # a gradient without bytes
+    assert "Param( # 6 (0 B)" in repr(nnx.Param(of_integers))
 
 
 SIZES = [(1, "1 (4 B)"), (250, "250 (1,000 B)"), (500, "500 (2.0 KB)")]

@@ -199,7 +199,7 @@ def variable_repr(variable: Any, metadata: Mapping[str, Any]) -> Iterator[Item]:
     """Yields the items of ``__nnx_repr__`` for a Variable."""
     raw, writer = variable.get_raw_value(), writing.active()
     size = size_of(raw)
-    yield _frame(variable, str(size) if size.bytes else "")
+    yield _frame(variable, str(size) if size.elements else "")
     name = "" if writer and writer.siblings else "value"
     yield Attr(name, _shown_value(variable, raw, writer))
     for name, entry in metadata.items():
@@ -252,7 +252,7 @@ def _sizes_by_type(variables: Iterable[tuple[type, Size]]) -> str:
     """Prints the sizes of Variables by type; random state counts as one type."""
     sizes: dict[type, Size] = {}
     for kind, size in variables:
-        if size.bytes:
+        if size.elements:
             sizes[kind] = total([size, sizes[kind]]) if kind in sizes else size
     parts = [f"{kind.__name__}: {size}" for kind, size in sizes.items()]
     if len(parts) > 1:
