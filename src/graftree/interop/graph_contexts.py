@@ -359,9 +359,9 @@ def merge_context(
         >>> with nnx.merge_context() as ctx:
         ...     model = ctx.merge(*pair)
     """
-    context = _context_of(ctxtag)
     if ctxtag is not None and inner is None:
         raise ValueError("inner_merge must be specified when using ctxtag.")
+    context = _context_of(ctxtag)
     outer = context.outer_ref_outer_index if inner is False else RefMap()
     ctx = MergeContext(ctxtag, IndexMap(), inner, IndexMap.from_refmap(outer))
     try:

@@ -302,6 +302,9 @@ def test_unknown_tags_are_errors(lib):
             function(make(lib), ctxtag="unknown")
     with lib.update_context("known"), pytest.raises(ValueError, match="must be spec"):
         lib.from_tree(lib.to_tree(make(lib)), ctxtag="known")
+    with pytest.raises(ValueError, match="must be spec"):
+        with lib.merge_context("unknown"):
+            pass
 
 
 @dataclasses.dataclass(frozen=True)
