@@ -32,6 +32,23 @@ def test_the_tokens_are_those_of_generate(model, chunk, sizes, graph):
     assert [part.tokens.shape for part in parts] == [(3, size) for size in sizes]
 
 
+@tables.cases("decode", "generate", "stream", "beam_search", "speculate")
+def test_in_tree_mode_weights_may_be_tied(decode):
+    def tokens():
+        model = models.Attends()
+        model.tied = model.embed
+        more = (models.Attends(),) if decode == "speculate" else ()
+        options = {"max_new_tokens": 2, "padded_length": 4}
+        if decode == "beam_search":
+            options["num_beams"] = 2
+        result = getattr(nnx.decoding, decode)(model, *more, [[1, 2], [3]], **options)
+        return joined(result) if decode == "stream" else result.lists()
+
+    expected = tokens()
+    with nnx.set_graph_mode(False):
+        assert tokens() == expected
+
+
 @pytest.mark.long
 def test_it_ends_with_the_last_sequence(model):
     whole = generate(model, PROMPTS, max_new_tokens=20).lists()

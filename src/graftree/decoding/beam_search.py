@@ -187,7 +187,7 @@ class _SearchState(NamedTuple):
     is_done: jax.Array  # bool[batch]: no sequence is added any more
 
 
-@jit.jit(static_argnums=2)
+@jit.jit(static_argnums=2, **steps.GRAPH_MODE)
 def _generate(
     model: Any, task: Task, settings: _Settings, length_penalty: Any
 ) -> tuple[jax.Array, ...]:
@@ -226,7 +226,7 @@ def _generate(
     logits = tasks.repeat(logits, beams)
     search, _ = continued(search, logits, task.processors)
     carry = search, cache, model, task.processors
-    search = loops.while_loop(is_unfinished, advance, carry)[0]
+    search = loops.while_loop(is_unfinished, advance, carry, **steps.GRAPH_MODE)[0]
     results = [x[:, : settings.results] for x in search.ended]
     tokens, lengths, scores = (x.reshape(-1, *x.shape[2:]) for x in results)
     stops = steps.stop_lengths(tokens, lengths, task.stop)
@@ -317,7 +317,7 @@ def _batch_axes(model: Any, task: Task, cache: Any) -> Axes:
         return [value for _, value in steps.values(cache)]
 
     batch = task.tokens.shape[0]
-    twice = recordings.eval_shape(doubled, model, task)
+    twice = recordings.eval_shape(doubled, model, task, **steps.GRAPH_MODE)
     axes = {}
     for (path, once), other in zip(steps.values(cache), twice, strict=True):
 
@@ -357,7 +357,7 @@ def _repeated(cache: Any, axes: Axes, beams: int) -> Any:
     def repeat(x: Any, axis: int) -> Any:
         return x if axis < 0 else tasks.repeat(x, beams, axis)
 
-    graphdef, state = functional.split(cache)
+    graphdef, state = functional.split(cache, graph=True)
     leaves = {
         path: jax.tree.map(repeat, x, axes[path]) for path, x in steps.values(cache)
     }

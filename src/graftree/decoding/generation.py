@@ -288,7 +288,7 @@ class _Progress(NamedTuple):
     cache: Any
 
 
-@jit.jit
+@jit.jit(**steps.GRAPH_MODE)
 def _generate(model: Any, task: Task) -> tuple[jax.Array, ...]:
     """Returns tokens, how many count, lengths of stops; how many tokens there are."""
     progress, num_tokens = _prefill(model, task)
@@ -302,16 +302,16 @@ def _arrays(progress: _Progress, stop: Stops) -> tuple[Any, Any, Any]:
     return tokens, counts, steps.stop_lengths(tokens, counts, stop)
 
 
-@jit.jit
+@jit.jit(**steps.GRAPH_MODE)
 def _first(model: Any, task: Task) -> Any:
     """Makes the first token, and says how many there are to choose from."""
     progress, num_tokens = _prefill(model, task)
     steps.check_separate("nnx.decoding.stream", model, progress.cache)
     # No rounds: a call of the model that is not allowed fails before the first one.
-    return functional.split(_decode(model, task, progress, 1)), num_tokens
+    return functional.split(_decode(model, task, progress, 1), graph=True), num_tokens
 
 
-@jit.jit(static_argnums=4, donate_argnums=2)
+@jit.jit(static_argnums=4, donate_argnums=2, **steps.GRAPH_MODE)
 def _next(
     model: Any, task: Task, progress: Any, start: Any, chunk: int
 ) -> tuple[Any, tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
@@ -321,7 +321,7 @@ def _next(
     tokens, *rest = _arrays(progress, task.stop)
     tokens = jnp.take(tokens, start + jnp.arange(chunk), axis=1, mode="clip")
     arrays = tokens, *rest
-    return functional.split(progress), arrays, progress.is_running.any()
+    return functional.split(progress, graph=True), arrays, progress.is_running.any()
 
 
 def _prefill(model: Any, task: Task) -> tuple[_Progress, jax.Array]:
@@ -351,7 +351,7 @@ def _decode(model: Any, task: Task, progress: _Progress, until: Any) -> _Progres
         return progress, model, processors
 
     carry = progress, model, task.processors
-    return loops.while_loop(is_unfinished, advance, carry)[0]
+    return loops.while_loop(is_unfinished, advance, carry, **steps.GRAPH_MODE)[0]
 
 
 def _choose(

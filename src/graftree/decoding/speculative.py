@@ -151,7 +151,7 @@ class _DraftProgress(NamedTuple):
     is_running: jax.Array  # bool[batch]
 
 
-@jit.jit(static_argnums=3)
+@jit.jit(static_argnums=3, **steps.GRAPH_MODE)
 def _generate(
     model: Any, draft: Any, task: Task, draft_tokens: int
 ) -> tuple[jax.Array, ...]:
@@ -184,7 +184,7 @@ def _generate(
         progress = _added(task, progress, chosen, kept + 1)
         return progress, model, draft, cache, draft_cache
 
-    progress = loops.while_loop(is_unfinished, advance, carry)[0]
+    progress = loops.while_loop(is_unfinished, advance, carry, **steps.GRAPH_MODE)[0]
     tokens, counts = progress.tokens, progress.counts
     stops = steps.stop_lengths(tokens, counts, task.stop)
     return tokens, counts, stops, steps.num_tokens(logits)

@@ -21,6 +21,9 @@ from graftree.decoding.tasks import Stops, Task
 from graftree.nn import linear
 from graftree.nn.caches import KeyValueCache
 
+# Of all programs, whatever the default: weights may be tied.
+GRAPH_MODE: Any = {"graph": True, "graph_updates": True}
+
 
 def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
     """Reads the prompts; returns the cache, and the logits after each prompt."""
@@ -84,7 +87,7 @@ def key_value_caches(cache: Any) -> list[KeyValueCache]:
 
 def leaves(cache: Any) -> Iterator[tuple[Path, Any]]:
     """Yields the arrays and Variables in the cache of a model by path."""
-    skeleton, leaves = flattening.flatten(cache, None, "nnx.decoding")
+    skeleton, leaves = flattening.flatten(cache, True, "nnx.decoding")
     yield from zip(skeleton.paths(), leaves, strict=True)
 
 

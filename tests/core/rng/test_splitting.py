@@ -148,9 +148,11 @@ def test_backups_restore_on_exit_so_that_no_key_comes_twice(error):
 def test_split_streams_can_not_be_split_again(function):
     rngs = nnx.Rngs(a=0, b=1)
     nnx.split_rngs(rngs, splits=2, only="b")
-    with pytest.raises(ValueError, match="vmap"):
-        function(rngs)
-    assert shapes(rngs) == {"a": (), "b": (2,)}
+    before = counts(rngs)
+    for mode in PLACES.values():
+        with pytest.raises(ValueError, match=r"(?s)\n  b: keys of shape \(2,\).*vmap"):
+            function(rngs, **mode)
+    assert shapes(rngs) == {"a": (), "b": (2,)} and counts(rngs) == before
 
 
 @FUNCTIONS

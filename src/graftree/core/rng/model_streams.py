@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from graftree import config, errors
 from graftree.annotations import Filter, Path, Predicate, PRNGKey
-from graftree.core import filters
+from graftree.core import filters, paths
 from graftree.core.graph import functional, traversals
 from graftree.core.rng import streams
 from graftree.core.rng.streams import Rngs, RngStream
@@ -113,7 +113,7 @@ def split_rngs(
 
     Raises:
         ValueError: If ``squeeze`` is set and ``splits`` is not 1, if a stream was split
-            before, or, in tree mode, if a Variable is shared.
+            before or is one of a Stack, or, in tree mode, if a Variable is shared.
         TraceContextError: If a stream belongs to another trace.
 
     Example:
@@ -371,8 +371,25 @@ def _derived(node: Any, choose: Choice, graph: bool) -> Any:
 def _chosen(
     node: Any, choose: Choice, graph: bool
 ) -> list[tuple[RngStream, Derivation]]:
-    choices = [(s, choose(path, s)) for path, s in streams_in(node, graph)]
-    return [(stream, derive) for stream, derive in choices if derive is not None]
+    choices = [(path, s, choose(path, s)) for path, s in streams_in(node, graph)]
+    chosen = [(path, s, derive) for path, s, derive in choices if derive is not None]
+    arrays = {path: s.key.shape for path, s, _ in chosen if s.key.shape}
+    # Before the first draw: those of the other streams would count.
+    if arrays:
+        raise ValueError(
+            errors.message(
+                "Cannot split, fork or broadcast streams that are arrays of streams, "
+                "such as those of a Stack and those that were split before.",
+                where="\n".join(
+                    f"{paths.dotted(path)}: keys of shape {shape}"
+                    for path, shape in arrays.items()
+                ),
+                way_out="Do it inside nnx.vmap over their axes, or choose the "
+                "other streams: split_rngs and with_rngs have `only`, fork_rngs takes "
+                "a mapping.",
+            )
+        )
+    return [(stream, derive) for _, stream, derive in chosen]
 
 
 # The keys themselves.
