@@ -184,33 +184,37 @@ def product(a, b):
     return b @ a
 
 
-def turned(a, b):
-    return (b @ a).T
-
-
-def of_windows(a, b):
-    return np.einsum("orxy,rihw->oihw", b, a)
-
-
 # A layer, its weight in a file, its line, the factors there, and their product.
 KINDS = {
     "Linear": (LINEAR, (3, 5), "layer.kernel", {A: (2, 5), B: (3, 2)}, product),
     "GPT-2's Conv1D": (
-        *(LINEAR, (5, 3), ("layer.kernel", "i o -> i o")),
-        *({A: (2, 5), B: (3, 2)}, turned),
+        LINEAR,
+        (5, 3),
+        ("layer.kernel", "i o -> i o"),
+        {A: (2, 5), B: (3, 2)},
+        lambda a, b: (b @ a).T,
     ),
     "heads": (HEADS, (6, 5), "layer.kernel", {A: (2, 5), B: (6, 2)}, product),
     "heads in another order": (
-        *(HEADS, (6, 5), ("layer.kernel", "(~d h) e -> e h d")),
-        *({A: (2, 5), B: (6, 2)}, product),
+        HEADS,
+        (6, 5),
+        ("layer.kernel", "(~d h) e -> e h d"),
+        {A: (2, 5), B: (6, 2)},
+        product,
     ),
     "Conv": (
-        *(CONV, (3, 5, 3, 2), "layer.kernel"),
-        *({A: (2, 5, 3, 2), B: (3, 2, 1, 1)}, of_windows),
+        CONV,
+        (3, 5, 3, 2),
+        "layer.kernel",
+        {A: (2, 5, 3, 2), B: (3, 2, 1, 1)},
+        lambda a, b: np.einsum("orxy,rihw->oihw", b, a),
     ),
     "Embed": (
-        *(partial(nnx.Embed, 5, 3), (5, 3), "layer.embedding"),
-        *({EMBED_A: (2, 5), EMBED_B: (3, 2)}, turned),
+        partial(nnx.Embed, 5, 3),
+        (5, 3),
+        "layer.embedding",
+        {EMBED_A: (2, 5), EMBED_B: (3, 2)},
+        lambda a, b: (b @ a).T,
     ),
 }
 
@@ -464,70 +468,75 @@ class MyLinear(nnx.Linear):
     """A subclass is stored like its class."""
 
 
-def affine(x, weight, bias=0):
-    return x @ weight.T + bias
-
-
-def to_heads(x, weight, bias):
-    return affine(x, weight, bias).reshape(2, 2, 3)
-
-
-def from_heads(x, weight):
-    return affine(x.reshape(2, 6), weight)
-
-
-def correlated_and_shifted(x, weight, bias):
-    return correlated(x, weight) + bias
-
-
-def by_root_of_squares(x, weight):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight
-
-
-def leaky(x, weight):
-    return np.where(x < 0, weight * x, x)
-
-
-def of(*weight, bias=()):
-    """The shapes of the tensors of a layer."""
-    return {"weight": weight} | ({"bias": bias} if bias else {})
-
-
-BARE = {"use_bias": False}
-GROUPS = {"feature_group_count": 2, **VALID}
-AFFINE = of(3, bias=(3,))
-STATISTICS = AFFINE | {"running_mean": (3,), "running_var": (3,)}
-FROM_STATISTICS = {"use_running_average": True, "epsilon": 1e-5}
-flipped = partial(transposed, transpose_kernel=True)
-joined = partial(nnx.LinearGeneral, (2, 3), 4, axis=(-2, -1), **BARE)
+AFFINE = {"weight": (3,), "bias": (3,)}
+STATISTICS = {"running_mean": (3,), "running_var": (3,)}
+NORMALIZES = AFFINE, (2, 5, 3)
 # A layer, the shapes of its tensors and of an input, and what comes out.
 LAYOUTS = {
-    "Linear": (partial(nnx.Linear, 4, 3), of(3, 4, bias=(3,)), (2, 4), affine),
-    "a subclass": (partial(MyLinear, 4, 3, **BARE), of(3, 4), (2, 4), affine),
-    "one axis for all outputs": (
-        *(partial(nnx.LinearGeneral, 4, (2, 3)), of(6, 4, bias=(6,))),
-        *((2, 4), to_heads),
+    "Linear": (
+        partial(nnx.Linear, 4, 3),
+        {"weight": (3, 4), "bias": (3,)},
+        (2, 4),
+        lambda x, weight, bias: x @ weight.T + bias,
     ),
-    "one axis for all inputs": (joined, of(4, 6), (2, 2, 3), from_heads),
+    "a subclass": (
+        partial(MyLinear, 4, 3, use_bias=False),
+        {"weight": (3, 4)},
+        (2, 4),
+        lambda x, weight: x @ weight.T,
+    ),
+    "one axis for all outputs": (
+        partial(nnx.LinearGeneral, 4, (2, 3)),
+        {"weight": (6, 4), "bias": (6,)},
+        (2, 4),
+        lambda x, weight, bias: (x @ weight.T + bias).reshape(2, 2, 3),
+    ),
+    "one axis for all inputs": (
+        partial(nnx.LinearGeneral, (2, 3), 4, axis=(-2, -1), use_bias=False),
+        {"weight": (4, 6)},
+        (2, 2, 3),
+        lambda x, weight: x.reshape(2, 6) @ weight.T,
+    ),
     "Conv": (
-        *(partial(nnx.Conv, 2, 3, (4,), padding="VALID"), of(3, 2, 4, bias=(3,))),
-        *((1, 7, 2), correlated_and_shifted),
+        partial(nnx.Conv, 2, 3, (4,), padding="VALID"),
+        {"weight": (3, 2, 4), "bias": (3,)},
+        (1, 7, 2),
+        lambda x, weight, bias: correlated(x, weight) + bias,
     ),
     "Conv in groups": (
-        *(partial(nnx.Conv, 2, 4, (3,), **GROUPS), of(4, 1, 3)),
-        *((1, 6, 2), correlated_by_halves),
+        partial(nnx.Conv, 2, 4, (3,), feature_group_count=2, **VALID),
+        {"weight": (4, 1, 3)},
+        (1, 6, 2),
+        correlated_by_halves,
     ),
-    "ConvTranspose": (transposed, of(2, 3, 4), (1, 5, 2), added),
-    "its kernel transposed": (flipped, of(2, 3, 4), (1, 5, 2), added),
-    "LayerNorm": (partial(nnx.LayerNorm, 3), AFFINE, (2, 5, 3), normalized(-1)),
-    "GroupNorm": (partial(nnx.GroupNorm, 3, 1), AFFINE, (2, 5, 3), normalized(1, 2)),
-    "InstanceNorm": (partial(nnx.InstanceNorm, 3), AFFINE, (2, 5, 3), normalized(1)),
-    "RMSNorm": (partial(nnx.RMSNorm, 3), of(3), (2, 3), by_root_of_squares),
+    "ConvTranspose": (transposed, {"weight": (2, 3, 4)}, (1, 5, 2), added),
+    "its kernel transposed": (
+        partial(transposed, transpose_kernel=True),
+        {"weight": (2, 3, 4)},
+        (1, 5, 2),
+        added,
+    ),
+    "LayerNorm": (partial(nnx.LayerNorm, 3), *NORMALIZES, normalized(-1)),
+    "GroupNorm": (partial(nnx.GroupNorm, 3, 1), *NORMALIZES, normalized(1, 2)),
+    "InstanceNorm": (partial(nnx.InstanceNorm, 3), *NORMALIZES, normalized(1)),
+    "RMSNorm": (
+        partial(nnx.RMSNorm, 3),
+        {"weight": (3,)},
+        (2, 3),
+        lambda x, weight: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight,
+    ),
     "BatchNorm": (
-        *(partial(nnx.BatchNorm, 3, **FROM_STATISTICS), STATISTICS),
-        *((4, 3), by_statistics),
+        partial(nnx.BatchNorm, 3, use_running_average=True, epsilon=1e-5),
+        AFFINE | STATISTICS,
+        (4, 3),
+        by_statistics,
     ),
-    "PReLU": (lambda rngs: nnx.PReLU(), of(1), (4,), leaky),
+    "PReLU": (
+        lambda rngs: nnx.PReLU(),
+        {"weight": (1,)},
+        (4,),
+        lambda x, weight: np.where(x < 0, weight * x, x),
+    ),
 }
 
 
