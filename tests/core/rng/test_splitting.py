@@ -1,6 +1,7 @@
 """Splitting, forking, saving and reseeding all streams inside an object."""
 
 import contextlib
+import functools
 import warnings
 
 import jax
@@ -159,9 +160,16 @@ def test_split_streams_can_not_be_split_again(function):
 def test_streams_of_another_trace_are_refused(function):
     rngs = nnx.Rngs(a=0)
     phrase = "Cannot mutate RngCount from a different trace level"
-    for mode in PLACES.values():
+
+    def next_key_after_a_failure(mode):
+        inside = nnx.Rngs(5)
         with pytest.raises(nnx.errors.TraceContextError, match=phrase):
-            jax.jit(lambda mode=mode: function(rngs, **mode) and None)()
+            function(nnx.Dict(first=inside, last=rngs), **mode)
+        return jax.random.key_data(inside())
+
+    for mode in PLACES.values():
+        key = jax.jit(functools.partial(next_key_after_a_failure, mode))()
+        assert key.tolist() == data(nth_key(5, 0))
     assert (keys(rngs), counts(rngs)) == ({"a": [0, 0]}, {"a": 0})
 
 

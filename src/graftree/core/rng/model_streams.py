@@ -34,6 +34,7 @@ from graftree.core import filters, paths
 from graftree.core.graph import functional, traversals
 from graftree.core.rng import streams
 from graftree.core.rng.streams import Rngs, RngStream
+from graftree.core.variables import variables
 
 P = typing.ParamSpec("P")
 Q = typing.ParamSpec("Q")
@@ -373,8 +374,10 @@ def _chosen(
 ) -> list[tuple[RngStream, Derivation]]:
     choices = [(path, s, choose(path, s)) for path, s in streams_in(node, graph)]
     chosen = [(path, s, derive) for path, s, derive in choices if derive is not None]
+    # All checks come before the first draw: those of the other streams would count.
+    for _, stream, _ in chosen:
+        variables.check_write(stream.count)
     arrays = {path: s.key.shape for path, s, _ in chosen if s.key.shape}
-    # Before the first draw: those of the other streams would count.
     if arrays:
         raise ValueError(
             errors.message(

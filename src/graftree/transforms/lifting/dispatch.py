@@ -277,9 +277,8 @@ def _builder(
     treedef: Any, kinds: Sequence[VariableDef | None]
 ) -> Callable[[Sequence[Any]], Any]:
     """A function that makes an output of its arrays, or of its leaves."""
-    unflatten: Callable[[Sequence[Any]], Any] = operator.itemgetter(0)
-    if treedef.num_nodes != 1 or treedef.num_leaves != 1:
-        unflatten = states.builder(treedef)
+    is_leaf = treedef.num_nodes == treedef.num_leaves == 1
+    unflatten = operator.itemgetter(0) if is_leaf else states.builder(treedef)
     if not any(kinds):
         return unflatten
     make = _maker(kinds)
